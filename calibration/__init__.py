@@ -1,0 +1,1 @@
+"""Data to ranges: samples, readers, statistics and threshold methods."""

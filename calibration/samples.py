@@ -1,0 +1,171 @@
+"""Samples on disk: checked, hashed, written and read one at a time, so that memory does not grow with their number.
+
+A samples file is an .npz (a zip of .npy entries, which `numpy.load` opens): `000000/<input>.npy` … for each sample,
+with `000000/@label.npy` where there are labels. Beside it, `manifest.json` lists the sha256 of each sample's inputs.
+The bytes depend on the samples alone.
+"""
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxmill.tasks.errors import InputError, close_match
+
+Array = npt.NDArray[np.generic]
+FILE, MANIFEST, LABEL = "samples.npz", "manifest.json", "@label"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What one input of a sample must be. `shape` has sizes, and names for dims of any size; the first axis is the
+    batch axis, where a name means a size of 1."""
+
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample: {input: array} with a batch axis of 1, and its label where there is one."""
+
+    inputs: dict[str, Array]
+    label: Array | None
+
+
+def check(key: str, index: int, inputs: object, expected: Mapping[str, Expected]) -> dict[str, Array]:
+    """A sample's inputs as contiguous arrays in the order of `expected`.
+
+    Raises `InputError` with the sample's index, the input and the fault: wrong names, dtype or shape, not finite.
+    """
+    where = f"sample {index}"
+    if not isinstance(inputs, Mapping):
+        raise InputError(key, None, f"{where} must be a mapping {{input: array}}; it is a {type(inputs).__name__}")
+    for name in inputs:
+        if name not in expected:
+            raise InputError(key, name, f"{where} has an input that the spec does not; {close_match(name, expected)}")
+    checked = {}
+    for name, want in expected.items():
+        if name not in inputs:
+            raise InputError(key, None, f"{where} lacks input '{name}'; it has {sorted(inputs)}")
+        array = np.asarray(inputs[name])
+        if array.dtype != np.dtype(want.dtype):
+            raise InputError(key, None, f"{where}, input '{name}' has dtype {array.dtype}, must be {want.dtype}")
+        if not _fits(array.shape, want.shape):
+            shown = "[" + ", ".join(map(str, want.shape)) + "]"
+            raise InputError(
+                key,
+                None,
+                f"{where}, input '{name}' has shape {list(array.shape)}, must be {shown} with a batch of 1",
+            )
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            bad = int((~np.isfinite(array)).sum())
+            raise InputError(key, None, f"{where}, input '{name}' holds {bad} values that are not finite")
+        checked[name] = np.ascontiguousarray(array)
+    return checked
+
+
+def _fits(shape: tuple[int, ...], want: tuple[int | str, ...]) -> bool:
+    if len(shape) != len(want):
+        return False
+    for axis, (size, dim) in enumerate(zip(shape, want, strict=True)):
+        if (isinstance(dim, int) and size != dim) or (axis == 0 and isinstance(dim, str) and size != 1) or size == 0:
+            return False
+    return True
+
+
+def check_label(key: str, index: int, label: object) -> Array:
+    """A label as an array of numbers, bools or text. Raises `InputError` for None and for Python objects."""
+    array = np.asarray(label)
+    if array.dtype.kind not in "biufU":
+        raise InputError(key, None, f"sample {index} has a label of type {type(label).__name__}; use numbers or text")
+    return array
+
+
+def write(
+    key: str,
+    items: Iterable[object],
+    expected: Mapping[str, Expected],
+    out: Path,
+    *,
+    limit: int | None,
+    labelled: bool,
+    on_sample: Callable[[int], None] = lambda count: None,
+) -> int:
+    """Check and write at most `limit` samples to the folder `out`; how many there were.
+
+    `items` yields {input: array}, or ({input: array}, label) when `labelled`. Raises `InputError` for a bad sample and
+    for no sample at all; `key` names the source in it.
+    """
+    hashes: list[str] = []
+    with zipfile.ZipFile(out / FILE, "w", zipfile.ZIP_STORED) as archive:
+        for index, item in enumerate(items):
+            if labelled:
+                if not isinstance(item, tuple) or len(item) != 2:
+                    raise InputError(key, None, f"sample {index} must be a pair ({{input: array}}, label)")
+                inputs, label = check(key, index, item[0], expected), check_label(key, index, item[1])
+                append(archive, f"{index:06d}/{LABEL}", label)
+            else:
+                inputs = check(key, index, item, expected)
+            for name, array in inputs.items():
+                append(archive, f"{index:06d}/{name}", array)
+            hashes.append(sha256(inputs))
+            on_sample(index + 1)
+            if limit is not None and len(hashes) >= limit:
+                break
+    if not hashes:
+        raise InputError(key, None, "yielded no sample; give at least one")
+    (out / MANIFEST).write_text(json.dumps(hashes, indent=0))
+    return len(hashes)
+
+
+def append(archive: zipfile.ZipFile, name: str, array: Array) -> None:
+    """Add one .npy entry to an open .npz, with a fixed date: equal arrays give equal bytes."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, np.asanyarray(array), allow_pickle=False)
+    archive.writestr(zipfile.ZipInfo(f"{name}.npy"), buffer.getvalue())
+
+
+def sha256(inputs: Mapping[str, Array]) -> str:
+    """The digest of a sample's inputs: names, dtypes, shapes and bytes, whatever their order."""
+    digest = hashlib.sha256()
+    for name in sorted(inputs):
+        array = np.ascontiguousarray(inputs[name])
+        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def hashes(folder: Path) -> list[str]:
+    """The sha256 of each sample, in order, of a folder that `write` made."""
+    value: list[str] = json.loads((folder / MANIFEST).read_text())
+    return value
+
+
+def read_groups(path: Path) -> Iterator[tuple[str, dict[str, Array]]]:
+    """Stream an .npz whose entries are `group/name.npy`, in the file's order: (group, {name: array}) at a time."""
+    with zipfile.ZipFile(path) as archive:
+        group, arrays = "", dict[str, Array]()
+        for entry in archive.namelist():
+            head, _, tail = entry.removesuffix(".npy").partition("/")
+            if head != group:
+                if arrays:
+                    yield group, arrays
+                group, arrays = head, {}
+            with archive.open(entry) as stream:
+                arrays[tail] = np.lib.format.read_array(stream, allow_pickle=False)
+        if arrays:
+            yield group, arrays
+
+
+def read(folder: Path) -> Iterator[Sample]:
+    """Stream the samples of a folder that `write` made."""
+    for _, arrays in read_groups(folder / FILE):
+        label = arrays.pop(LABEL, None)
+        yield Sample(arrays, label)

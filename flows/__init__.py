@@ -1,0 +1,1 @@
+"""When and where work runs: the Prefect flows and the command line."""

@@ -1,0 +1,207 @@
+"""onnxmill's command line. Stdout is for people (or, with --json, the report alone); everything else goes to stderr."""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+
+from onnxmill.tasks import spec as specs
+from onnxmill.tasks.errors import InputError, OnnxmillError, StepError, redact
+from onnxmill.tasks.loader import ROOTS_SETTING
+
+STDERR = Console(stderr=True)
+STDOUT = Console(width=None if sys.stdout.isatty() else 110)  # tables in a pipe or a file keep their columns
+
+app = typer.Typer(
+    name="onnxmill",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Turn a trained model into ONNX variants, prove each against the source framework, measure each,
+    and promote the best proven one in the MLflow registry.
+
+    Start: `onnxmill doctor`, `onnxmill init model.py:load`, `onnxmill verify spec.yaml`,
+    `onnxmill convert spec.yaml --out out`.
+
+    Exit codes: 0 done; 1 a tool or service broke; 2 bad spec, option or input; 3 refused: no variant passed, or a
+    required one did not.
+
+    Settings (environment): ONNXMILL_HOME, where everything is kept; MLFLOW_TRACKING_URI, PREFECT_API_URL, services to
+    use instead of the embedded ones; ONNXMILL_LOADER_ROOTS, folders whose code may run; ONNXMILL_STEP_TIMEOUT_S.""",
+)
+
+SpecPath = Annotated[Path, typer.Argument(help="The spec, a YAML file.", show_default=False)]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and every library's log.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
+
+
+@app.command()
+def convert(
+    spec: SpecPath,
+    out: Annotated[Path | None, typer.Option(help="Folder for report.json, report.html and the models.")] = None,
+    json: AsJson = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run every step, whatever was done before.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Export, prove, quantize, measure, log and promote one model.
+
+    What was done before for the same content, settings and versions is not done again. Exit 3 when no variant passed,
+    or one of `require:` did not.
+    """
+    specs.load(spec)  # a bad spec is told before anything starts
+    _allow(spec.parent)
+    with _shown(debug):
+        LOGGER.info("checking the services")
+        from onnxmill.flows import prefect_server
+        from onnxmill.tasks import publish
+
+        publish.tracking()
+        with prefect_server.api(specs.home()):
+            from onnxmill.flows.convert import convert as flow
+            from onnxmill.flows.convert import output_folder
+
+            state = flow(str(spec), out=str(out or ""), fresh=fresh, return_state=True)
+            if not state.is_completed() and state.name != "Refused":
+                raised = state.result(raise_on_failure=False)
+                if isinstance(raised, BaseException):
+                    raise raised
+    _print_report(output_folder(str(spec), str(out or "")), json)
+
+
+@app.command()
+def verify(spec: SpecPath, json: AsJson = False, debug: Debug = False) -> None:
+    """Check a spec before work: load the model and the data, run the model on the parity inputs, and stop there."""
+    _allow(spec.parent)
+    with _shown(debug):
+        from onnxmill.tasks import verification
+
+        facts = verification.verify(spec, lambda what: LOGGER.info("%s", what))
+    if json:
+        STDOUT.print_json(data=facts)
+        return
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for what, found in facts.items():
+        table.add_row(what, found)
+    STDOUT.print(table)
+    STDOUT.print(f"\n[bold green]{spec} can be converted[/]\nnext: [bold cyan]onnxmill convert {spec}[/]")
+
+
+@app.command()
+def init(
+    model: Annotated[str, typer.Argument(help="An .onnx file, or a loader: model.py:load.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The spec to write.")] = Path("spec.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace a spec that is there.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Write a commented spec for a model, to be edited."""
+    if out.exists() and not force:
+        raise InputError("--out", str(out), "is there already", "give another name, or --force")
+    if not out.parent.is_dir():
+        raise InputError("--out", str(out), "its folder does not exist")
+    from onnxmill.tasks.initial import initial_spec
+
+    out.write_text(initial_spec(model, out.name), encoding="utf-8")
+    STDOUT.print(f"wrote {out}\nnext: edit it, then [bold cyan]onnxmill verify {out}[/]")
+
+
+@app.command()
+def doctor(json: AsJson = False, debug: Debug = False) -> None:
+    """Say what of this machine can be used, and what is broken (exit 1)."""
+    from onnxmill.tasks.doctor import checks
+
+    rows = checks()
+    if json:
+        STDOUT.print_json(data=[{"check": row.what, "level": row.level, "found": row.found} for row in rows])
+    else:
+        styles = {"ok": "green", "note": "yellow", "broken": "bold red"}
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        for row in rows:
+            table.add_row(f"[{styles[row.level]}]{row.level}[/]", row.what, row.found)
+        STDOUT.print(table)
+    if any(row.level == "broken" for row in rows):
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Run the command line; every error is one message on stderr and an exit code, a traceback only with --debug."""
+    try:
+        app()
+    except OnnxmillError as error:
+        if "--debug" in sys.argv:
+            STDERR.print_exception()
+        STDERR.print(f"error: {redact(str(error))}", style="bold red", highlight=False, markup=False, soft_wrap=True)
+        if isinstance(error, StepError) and error.stderr_tail.strip():
+            tail = "\n".join(error.stderr_tail.strip().splitlines()[-5:])
+            STDERR.print(tail, style="dim", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        STDERR.print("interrupted; what was finished is kept", style="bold red")
+        sys.exit(130)
+
+
+# --- details ---------------------------------------------------------------------------------------------------------
+
+LOGGER = logging.getLogger("onnxmill")
+
+
+def _allow(folder: Path) -> None:
+    """Without a setting, the code beside the spec that was given on this command line may run, and no other."""
+    os.environ.setdefault(ROOTS_SETTING, str(folder.resolve()))
+
+
+@contextmanager
+def _shown(debug: bool) -> Iterator[None]:
+    """Our log as lines on stderr for this block, with a spinner on a terminal; Prefect's own only with `debug`."""
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "DEBUG" if debug else "CRITICAL")
+    with STDERR.status("starting") as status:
+        handler = _Lines(status)
+        LOGGER.addHandler(handler)
+        LOGGER.setLevel(logging.DEBUG if debug else logging.INFO)
+        try:
+            yield
+        finally:
+            LOGGER.removeHandler(handler)
+
+
+class _Lines(logging.Handler):
+    """One line a record, with the seconds since the start; on a terminal the spinner shows the latest."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__()
+        self.started = time.monotonic()
+        self.status = status
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = redact(record.getMessage())
+        seconds = time.monotonic() - self.started
+        STDERR.print(f"{seconds:6.1f} s  {message}", style="dim", highlight=False, markup=False, soft_wrap=True)
+        self.status.update(message)
+
+
+def _print_report(folder: Path, json: bool) -> None:
+    """Print the report that a conversion wrote, and end with its exit code."""
+    from onnxmill.tasks import summary
+    from onnxmill.tasks.report import Report
+    from onnxmill.tasks.report_text import render
+
+    text = (folder / summary.REPORT_JSON).read_text(encoding="utf-8")
+    report = Report.model_validate_json(text)
+    if json:
+        sys.stdout.write(text)
+    else:
+        STDOUT.print(render(report))
+        STDOUT.print(f"report: {folder / summary.REPORT_HTML}", highlight=False, soft_wrap=True)
+    raise typer.Exit(report.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""The run policy: each plain function of the data path as a Prefect task, with its name, retries and tags."""
+
+import functools
+import inspect
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
+
+from prefect import Task, task
+from prefect.states import Completed
+
+from onnxmill.tasks import conversion, publish
+from onnxmill.tasks.isolate import Progress
+from onnxmill.tasks.report import StepRow
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LOGGER = logging.getLogger("onnxmill")
+PROGRESS_SECONDS = 2.0
+"""A step in progress says so this often at most."""
+
+
+def _progress(step: str) -> Callable[[Progress], None]:
+    """Writes a step's progress to the log: the first word at once, then now and then."""
+    last = 0.0
+
+    def write(progress: Progress) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= PROGRESS_SECONDS:
+            last = now
+            total = f"/{progress.total}" if progress.total else ""
+            count = f" {progress.done}{total}" if progress.done else ""
+            LOGGER.info("%s: %s%s", step, progress.what, count)
+
+    return write
+
+
+def _step(
+    function: Callable[P, R], name: str, *, run_name: str | None = None, retries: int = 0, tags: tuple[str, ...] = ()
+) -> Task[P, R]:
+    """`function` as a task. A value whose steps were all found in the memo shows as `Cached`."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        value = cast(Callable[..., Any], function)(*args, on_progress=_progress(name), **kwargs)
+        rows: tuple[StepRow, ...] = value.rows
+        for row in rows:
+            about = f"{row.step} {row.variant}" if row.variant else row.step
+            LOGGER.info(
+                "%s: %s%s", about, "cached" if row.cached else f"{row.seconds:.1f} s", row.note and f", {row.note}"
+            )
+        if rows and all(row.cached for row in rows):
+            return Completed(name="Cached", data=value)
+        return value
+
+    # Prefect fills in defaults by the signature: what is given here is no parameter of the task
+    signature = inspect.signature(function)
+    given = [p for p in signature.parameters.values() if p.name != "on_progress"]
+    run.__signature__ = signature.replace(parameters=given)  # type: ignore[attr-defined]  # as inspect documents it
+    policy = task(name=name, task_run_name=run_name or name, retries=retries, retry_delay_seconds=2, tags=tags)
+    return cast(Task[P, R], policy(run))
+
+
+def _service(function: Callable[P, R], name: str) -> Task[P, R]:
+    """A task that talks to a service. It has retries of its own: one more try here is for what these do not see."""
+    return task(name=name, task_run_name=name, retries=1, retry_delay_seconds=2, tags=["mlflow"])(function)
+
+
+# compute: a child process each; what failed for a reason fails again, so there are no retries
+samples = _step(conversion.samples, "samples", tags=("data",))
+reference = _step(conversion.reference, "reference", tags=("source",))
+export = _step(conversion.export, "export", tags=("source",))
+pin_opset = _step(conversion.pin_opset, "opset")
+simplify = _step(conversion.simplified, "simplify")
+score_source = _step(conversion.score_source, "score source", tags=("source",))
+quantize = _step(conversion.quantize, "quantize", run_name="quantize {variant.label}")
+assess = _step(conversion.assess, "assess", run_name="assess {variant.label}")
+benchmark = _step(
+    conversion.benchmark, "benchmark", run_name="benchmark {variant.label} on {target}", tags=("benchmark",)
+)
+
+# services: idempotent by key, so that they may be repeated
+log = _service(publish.log, "log")
+promote = _service(publish.promote, "promote")

@@ -1,0 +1,1 @@
+"""What each step does: plain typed functions, values in, values out."""

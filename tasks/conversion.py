@@ -1,0 +1,333 @@
+"""The steps of a conversion, wired: which settings and which inputs each step gets, and what becomes of its result.
+
+Plain functions of a `Job` and of earlier steps' results; `flows/` decides when and where each runs.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from onnxmill.tasks import benchmark as benchmarking
+from onnxmill.tasks import cases, data, machine, metric, opset, parity, simplify, step
+from onnxmill.tasks import export as exporting
+from onnxmill.tasks import pack as packing
+from onnxmill.tasks import quantize as quantizing
+from onnxmill.tasks import reference as referencing
+from onnxmill.tasks import spec as specs
+from onnxmill.tasks.artifact import Artifact, Store
+from onnxmill.tasks.benchmark import Budget
+from onnxmill.tasks.export import ExportSettings, SourceSettings
+from onnxmill.tasks.findings import Finding, refused
+from onnxmill.tasks.isolate import OnProgress, Reply
+from onnxmill.tasks.opset import GraphSettings
+from onnxmill.tasks.pack import Pack
+from onnxmill.tasks.proof import MODEL, Proof, Stamp
+from onnxmill.tasks.reference import Reference, ReferenceSettings
+from onnxmill.tasks.report import MetricRow, StepRow
+from onnxmill.tasks.spec import Contract, Spec, Variant
+from onnxmill.tasks.step import Outcome, Step
+from onnxmill.tasks.targets import TARGETS
+
+ATTEMPTS = 3
+"""Times that an unstable measurement is tried."""
+
+
+class Job(BaseModel):
+    """A spec with its pack: all that later steps need to know of what the user gave."""
+
+    model_config = ConfigDict(frozen=True)
+
+    spec: Spec
+    contract: Contract
+    pack: Pack
+    fresh: bool = False
+
+    @property
+    def source(self) -> SourceSettings:
+        return SourceSettings(
+            framework=self.spec.source.framework,
+            loader=self.spec.source.loader,
+            path=self.spec.source.path and Path(self.spec.source.path).name,
+        )
+
+    @property
+    def stamp(self) -> Stamp:
+        return Stamp(name=self.spec.name, source=self.pack.source.artifact.digest)
+
+
+class Done(BaseModel):
+    """What one step gave: its artifact, its value, and its row of the report."""
+
+    model_config = ConfigDict(frozen=True)
+
+    artifact: Artifact | None
+    value: JsonValue
+    row: StepRow
+
+    @property
+    def rows(self) -> tuple[StepRow, ...]:
+        return (self.row,)
+
+    @property
+    def files(self) -> Artifact:
+        assert self.artifact is not None, self.row.step
+        return self.artifact
+
+    @property
+    def proof(self) -> Proof:
+        return Proof.model_validate(self.value)
+
+
+class Samples(BaseModel):
+    """Calibration and evaluation samples, where the spec has them."""
+
+    model_config = ConfigDict(frozen=True)
+
+    calibration: Done | None
+    evaluation: Done | None
+
+    @property
+    def rows(self) -> tuple[StepRow, ...]:
+        return tuple(done.row for done in (self.calibration, self.evaluation) if done)
+
+    @property
+    def real(self) -> Artifact | None:
+        """Real inputs for the parity cases: those that nothing is calibrated on, where there are any."""
+        chosen = self.evaluation or self.calibration
+        return chosen.files if chosen else None
+
+
+class Assessment(BaseModel):
+    """A variant's verdict before it is measured: parity and metric against their limits."""
+
+    model_config = ConfigDict(frozen=True)
+
+    findings: tuple[Finding, ...]
+    metric: MetricRow | None
+    rows: tuple[StepRow, ...]
+
+
+class SourceScores(BaseModel):
+    """The source framework's own scores; `scores` is null where the spec has no metric."""
+
+    model_config = ConfigDict(frozen=True)
+
+    scores: Done | None
+    rows: tuple[StepRow, ...]
+
+
+def store() -> Store:
+    return Store(specs.home() / "store")
+
+
+def prepare(spec_path: Path, *, fresh: bool = False) -> Job:
+    """Read the spec and pack what it names. Raises `InputError` for the user's faults."""
+    spec = specs.load(spec_path)
+    pack = packing.pack(spec, spec_path.resolve().parent, store())
+    contract = spec.contract
+    if not contract.inputs:
+        contract = _described(spec, pack)
+    return Job(spec=spec, contract=contract, pack=pack, fresh=fresh)
+
+
+def samples(job: Job, on_progress: OnProgress | None = None) -> Samples:
+    """Take the user's samples. Raises `InputError` for a bad one, none, or one that is in both sets."""
+    spec, pack = job.spec, job.pack
+    calibration = evaluation = None
+    if spec.data.calibration and pack.data:
+        settings = data.calibration_settings(spec.data.calibration, job.contract, spec.data.samples)
+        calibration = _execute(job, data.CALIBRATION, settings, {"data": pack.data.artifact}, on_progress)
+    if spec.data.evaluation and pack.data:
+        settings = data.evaluation_settings(spec.data.evaluation, job.contract)
+        evaluation = _execute(job, data.EVALUATION, settings, {"data": pack.data.artifact}, on_progress)
+    if calibration and evaluation:
+        where = store()
+        data.check_apart(where.open(calibration.files), where.open(evaluation.files))
+    return Samples(calibration=calibration, evaluation=evaluation)
+
+
+def reference(job: Job, taken: Samples, on_progress: OnProgress | None = None) -> Done:
+    """The source's outputs on the parity inputs; the value completes the contract (`Reference`)."""
+    settings = ReferenceSettings(source=job.source, contract=job.contract)
+    inputs = {"source": job.pack.source.artifact} | ({"real": taken.real} if taken.real else {})
+    return _execute(job, referencing.reference_step(job.source.framework), settings, inputs, on_progress)
+
+
+def completed(job: Job, reference: Done) -> Job:
+    """The job with the contract that the reference completed."""
+    return job.model_copy(update={"contract": Reference.model_validate(reference.value).contract})
+
+
+def export(job: Job, reference: Done, on_progress: OnProgress | None = None) -> Done:
+    settings = ExportSettings(source=job.source, contract=job.contract, stamp=job.stamp)
+    inputs = {"source": job.pack.source.artifact, "reference": reference.files}
+    return _execute(job, exporting.export_step(job.source.framework), settings, inputs, on_progress)
+
+
+def pin_opset(job: Job, exported: Done, reference: Done, on_progress: OnProgress | None = None) -> Done:
+    return _graph_step(job, opset.STEP, exported, reference, on_progress)
+
+
+def simplified(job: Job, pinned: Done, reference: Done, on_progress: OnProgress | None = None) -> Done:
+    return _graph_step(job, simplify.STEP, pinned, reference, on_progress)
+
+
+def graph_faults(done: Done) -> tuple[Finding, ...]:
+    """Why a graph before any recipe (exported, pinned, simplified) does not pass; empty when it does."""
+    proof = done.proof
+    judged = parity.judge(proof.parity, parity.DEFAULT_GATES["fp32"]) if proof.parity else []
+    faults = (*proof.findings, *judged)
+    return faults if refused(faults) else ()
+
+
+def quantize(
+    job: Job, variant: Variant, graph: Done, reference: Done, taken: Samples, on_progress: OnProgress | None = None
+) -> Done:
+    """The variant's model. For fp32 it is the graph itself."""
+    if variant.recipe == "fp32":
+        row = StepRow(step="quantize-none", variant=variant.label, seconds=0.0, cached=True, note="the graph itself")
+        return graph.model_copy(update={"row": row})
+    inputs = {"model": graph.files, "reference": reference.files}
+    if variant.recipe == "int8-static" and taken.calibration:
+        inputs["calibration"] = taken.calibration.files
+    settings = quantizing.recipe_settings(variant, job.contract, job.stamp)
+    return _execute(job, quantizing.STEPS[variant.recipe], settings, inputs, on_progress, variant=variant.label)
+
+
+def score_source(job: Job, taken: Samples, on_progress: OnProgress | None = None) -> SourceScores:
+    """The source framework's scores on the evaluation samples."""
+    if not (job.spec.metric and taken.evaluation):
+        return SourceScores(scores=None, rows=())
+    settings = metric.SourceOutputsSettings(source=job.source, contract=job.contract)
+    inputs = {"source": job.pack.source.artifact, "evaluation": taken.evaluation.files}
+    outputs = _execute(job, metric.source_outputs_step(job.source.framework), settings, inputs, on_progress)
+    scores = _score(job, outputs, taken.evaluation, on_progress, None)
+    return SourceScores(scores=scores, rows=(outputs.row, scores.row))
+
+
+def assess(
+    job: Job,
+    variant: Variant,
+    made: Done,
+    taken: Samples,
+    source: SourceScores,
+    on_progress: OnProgress | None = None,
+) -> Assessment:
+    """Judge a variant's parity, then, where that holds up, its metric."""
+    proof, label = made.proof, variant.label
+    gate = parity.effective_gate(variant.recipe, variant.gate)
+    # ranges of an integer variant fit real data: made-up values beyond them prove nothing
+    judged = proof.real if variant.recipe.startswith("int8") and proof.real else proof.parity
+    findings = [*proof.findings, *(parity.judge(judged, gate) if judged else [])]
+    if made.artifact is None or not source.scores or not taken.evaluation or not job.spec.metric or not judged:
+        return Assessment(findings=tuple(findings), metric=None, rows=())
+    inputs = {"model": made.artifact, "evaluation": taken.evaluation.files}
+    settings = metric.ModelOutputsSettings(contract=job.contract)
+    outputs = _execute(job, metric.MODEL_OUTPUTS, settings, inputs, on_progress, variant=label)
+    scores = _score(job, outputs, taken.evaluation, on_progress, label)
+    where = store()
+    row, faults = metric.judge(
+        job.spec.metric,
+        metric.read_scores(where.open(source.scores.files)),
+        metric.read_scores(where.open(scores.files)),
+    )
+    return Assessment(findings=(*findings, *faults), metric=row, rows=(outputs.row, scores.row))
+
+
+def benchmark(
+    job: Job,
+    variant: Variant,
+    made: Done,
+    graph: Done,
+    reference: Done,
+    target: str,
+    on_progress: OnProgress | None = None,
+) -> Done:
+    """Measure a variant on a target, in turn with the fp32 graph; again while it is unstable. The value is a
+    `Measurement`; its key holds this machine's fingerprint."""
+    dims = {dim: sizes[0] for dim, sizes in job.contract.dims.items()}
+    budget, threads = Budget(), machine.threads()
+    alone = made.files.digest == graph.files.digest
+    where = store()
+    inputs = {"variant": made.files, "reference": reference.files} | ({} if alone else {"baseline": graph.files})
+
+    def work(folder: Path, log: Path) -> Reply:
+        for attempt in range(ATTEMPTS):
+            measurement = benchmarking.measure(
+                TARGETS[target],
+                variant=where.open(made.files) / MODEL,
+                baseline=None if alone else where.open(graph.files) / MODEL,
+                baseline_name=None if alone else "fp32",
+                inputs=where.open(reference.files) / cases.FILE,
+                dims=dims,
+                threads=threads,
+                budget=budget,
+                limits=step.child_limits(),
+                log=log,
+                on_progress=on_progress,
+            )
+            if measurement.status != "unstable" or attempt == ATTEMPTS - 1:
+                break
+        return Reply(measurement.model_dump(mode="json"), measurement.peak_rss_mb or 0.0)
+
+    settings = benchmarking.settings(budget, dims, threads) | {"target": target}
+    tools = {name: str(value) for name, value in machine.fingerprint().items()}
+    outcome = step.remember("benchmark", benchmarking.VERSION, where, settings, inputs, tools, work, fresh=job.fresh)
+    return _done(outcome, variant.label)
+
+
+# --- details ---------------------------------------------------------------------------------------------------------
+
+
+def _described(spec: Spec, pack: Pack) -> Contract:
+    """The contract of an ONNX source whose spec leaves its inputs out: as the file has them."""
+    settings = exporting.DescribeSettings(path=Path(spec.source.path or "").name)
+    found = step.execute(exporting.DESCRIBE, store(), settings, {"source": pack.source.artifact})
+    described = spec.model_dump(exclude_defaults=True) | {"inputs": found.record.value}
+    return Spec.model_validate(described | {"version": 1}).contract
+
+
+def _graph_step(job: Job, which: Step, before: Done, reference: Done, on_progress: OnProgress | None) -> Done:
+    settings = GraphSettings(contract=job.contract, stamp=job.stamp)
+    return _execute(job, which, settings, {"model": before.files, "reference": reference.files}, on_progress)
+
+
+def _score(job: Job, outputs: Done, evaluation: Done, on_progress: OnProgress | None, variant: str | None) -> Done:
+    assert job.spec.metric
+    assert job.pack.metric
+    inputs = {"metric": job.pack.metric.artifact, "outputs": outputs.files, "evaluation": evaluation.files}
+    settings = metric.ScoreSettings(fn=job.spec.metric.fn)
+    return _execute(job, metric.SCORE, settings, inputs, on_progress, variant=variant)
+
+
+def _execute(
+    job: Job,
+    which: Step,
+    settings: BaseModel,
+    inputs: Mapping[str, Artifact],
+    on_progress: OnProgress | None,
+    *,
+    variant: str | None = None,
+) -> Done:
+    """Run one step. The versions of what the user's sources import belong to its key."""
+    part = getattr(job.pack, which.user_code) if which.user_code else None
+    outcome = step.execute(
+        which,
+        store(),
+        settings,
+        inputs,
+        tools=part.tools if part else None,
+        fresh=job.fresh,
+        on_progress=on_progress,
+    )
+    return _done(outcome, variant)
+
+
+def _done(outcome: Outcome, variant: str | None) -> Done:
+    value = outcome.record.value
+    note = str(value.get("note", "")) if isinstance(value, dict) else ""
+    row = StepRow(
+        step=outcome.record.step, variant=variant, seconds=round(outcome.seconds, 3), cached=outcome.cached, note=note
+    )
+    return Done(artifact=outcome.record.artifact, value=value, row=row)

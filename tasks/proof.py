@@ -1,0 +1,145 @@
+"""Publish a step's model: clean it, stamp it, check the contract, compare with the reference. Every step ends here."""
+
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import onnx
+from pydantic import BaseModel, ConfigDict
+
+from onnxmill.tasks import cases as cases_module
+from onnxmill.tasks import contract as contract_module
+from onnxmill.tasks import parity
+from onnxmill.tasks.findings import Finding
+from onnxmill.tasks.parity import Parity
+from onnxmill.tasks.spec import Contract
+
+MODEL = "model.onnx"
+
+
+class Stamp(BaseModel):
+    """What a model says of its origin: the spec's name and the digest of the source part of its pack."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    source: str
+
+
+class Proof(BaseModel):
+    """What a step's model is and how it compares. `real` is the parity on real samples alone, null without any.
+
+    `findings` hold what the contract refuses; limits on the parity's numbers are the gate's business.
+    `note` says what the step chose.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    findings: tuple[Finding, ...]
+    parity: Parity | None
+    real: Parity | None
+    opset: int
+    ir_version: int
+    nodes: int
+    size_bytes: int
+    note: str = ""
+    quantized_nodes: int = 0
+    quantizable_nodes: int = 0
+
+
+def publish(
+    raw: Path,
+    out: Path,
+    contract: Contract,
+    stamp: Stamp,
+    reference: Path,
+    *,
+    pinned: bool = True,
+    note: str = "",
+    findings: tuple[Finding, ...] = (),
+    quantized: tuple[int, int] = (0, 0),
+) -> Proof:
+    """Write the model at `raw` to `out`/model.onnx, cleaned and stamped, and prove it.
+
+    `findings` are the step's own; `quantized` is (quantized, quantizable) nodes.
+    """
+    model = onnx.load(str(raw))
+    normalise(model, contract, stamp)
+    path = out / MODEL
+    save(model, path)
+    cases = list(cases_module.read(reference))
+    faults, outputs = contract_module.check(path, contract, cases, pinned=pinned)
+    everything = real = None
+    if outputs:
+        names = contract.output_names
+        everything, more = parity.compare(names, [c.outputs for c in cases], outputs)
+        faults += more
+        chosen = [i for i, case in enumerate(cases) if case.kind == "real"]
+        if chosen:
+            real, _ = parity.compare(names, [cases[i].outputs for i in chosen], [outputs[i] for i in chosen])
+    return Proof(
+        findings=(*findings, *faults),
+        parity=everything,
+        real=real,
+        opset=contract_module.opset_of(model),
+        ir_version=model.ir_version,
+        nodes=len(model.graph.node),
+        size_bytes=sum(p.stat().st_size for p in out.iterdir()),
+        note=note,
+        quantized_nodes=quantized[0],
+        quantizable_nodes=quantized[1],
+    )
+
+
+def nothing(why: Finding) -> Proof:
+    """The proof of a step that gave no model."""
+    return Proof(findings=(why,), parity=None, real=None, opset=0, ir_version=0, nodes=0, size_bytes=0)
+
+
+def save(model: onnx.ModelProto, path: Path) -> None:
+    """One spelling for one model; weights beside it where protobuf's 2 GB would not hold them."""
+    if model.ByteSize() < 2**31 - 2**20:
+        path.write_bytes(model.SerializeToString(deterministic=True))
+    else:
+        onnx.save(model, str(path), save_as_external_data=True, location=f"{path.name}.data")
+
+
+def normalise(model: onnx.ModelProto, contract: Contract, stamp: Stamp) -> None:
+    """Edit `model` in place: no paths or stack traces, one opset entry a domain, the lowest IR version, the contract's
+    names for dims, the stamp."""
+    _strip(model)
+    highest: dict[str, int] = {}
+    for entry in model.opset_import:
+        domain = "" if entry.domain == "ai.onnx" else entry.domain
+        highest[domain] = max(entry.version, highest.get(domain, 0))
+    del model.opset_import[:]
+    model.opset_import.extend(onnx.helper.make_opsetid(d, v) for d, v in sorted(highest.items()))
+    model.ir_version = contract_module.lowest_ir(model)
+    for values, tensors in ((model.graph.input, contract.inputs), (model.graph.output, contract.outputs)):
+        for value in values:
+            want = tensors.get(value.name)
+            dims = value.type.tensor_type.shape.dim
+            if want and len(want.shape) == len(dims):
+                for dim, name in zip(dims, want.shape, strict=True):
+                    if isinstance(name, str) and not dim.HasField("dim_value"):
+                        dim.dim_param = name
+                    elif isinstance(name, int) and not dim.HasField("dim_value"):
+                        dim.dim_value = name
+    onnx.helper.set_model_props(
+        model,
+        {
+            "onnxmill.name": stamp.name,
+            "onnxmill.source": stamp.source,
+            "onnxmill.version": metadata.version("onnxmill"),
+        },
+    )
+
+
+def _strip(message: Any) -> None:
+    """Clear `metadata_props` and `doc_string` everywhere in a protobuf message: exporters put local paths there."""
+    for field, value in message.ListFields():
+        if field.name in ("metadata_props", "doc_string"):
+            message.ClearField(field.name)
+        elif field.type == field.TYPE_MESSAGE and field.message_type.name not in ("TensorProto",):
+            for part in value if field.is_repeated else [value]:
+                _strip(part)

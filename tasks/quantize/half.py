@@ -1,0 +1,71 @@
+"""fp16: weights and arithmetic in float16, inputs and outputs as in the contract (float32).
+
+ONNX Runtime's CPU provider runs float16 by casts, so a run proves little about its range: constants are scanned.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+from onnxruntime.transformers.float16 import convert_float_to_float16
+from onnxruntime.transformers.onnx_model import OnnxModel
+
+from onnxmill.calibration.samples import Array
+from onnxmill.tasks import proof
+from onnxmill.tasks.findings import Finding, finding
+from onnxmill.tasks.proof import MODEL, Proof
+from onnxmill.tasks.quantize import RecipeSettings, load_for
+
+FP16_MAX, FP16_TINY = 65504.0, 2.0**-24
+"""float16's largest finite value and its smallest above zero."""
+
+
+def convert(settings: RecipeSettings, model: Path, reference: Path, out: Path) -> Proof:
+    """The model in float16; nodes with a constant out of its range, and those excluded, stay in float32 (QNT003)."""
+    proto = load_for(settings, model / MODEL)
+    blocked = out_of_range(proto)
+    half = convert_float_to_float16(
+        proto, keep_io_types=True, node_block_list=[*settings.exclude, *(name for name, _ in blocked)]
+    )
+    ordered = OnnxModel(half)
+    ordered.topological_sort()  # the converter appends its casts at the end
+    raw = out.parent / "half.onnx"
+    proof.save(ordered.model, raw)
+    findings: tuple[Finding, ...] = tuple(
+        finding("QNT003", f"node {name}", f"holds {value:.3g}", measured=value, limit=FP16_MAX)
+        for name, value in blocked
+    )
+    return proof.publish(raw, out, settings.contract, settings.stamp, reference, findings=findings)
+
+
+def out_of_range(model: onnx.ModelProto) -> list[tuple[str, float]]:
+    """Nodes that take a float32 constant which float16 cannot hold, each with that value: (node name, value).
+
+    A tensor counts when a value is above the largest float16, or when all of its values other than 0 are below the
+    smallest (single tiny values beside larger ones only lose themselves).
+    """
+    constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.data_type == t.FLOAT}
+    for node in model.graph.node:
+        if node.op_type == "Constant":
+            for attribute in node.attribute:
+                if attribute.name == "value" and attribute.t.data_type == attribute.t.FLOAT:
+                    constants[node.output[0]] = numpy_helper.to_array(attribute.t)
+    found = []
+    for node in model.graph.node:
+        for name in node.input:
+            value = _offender(constants[name]) if name in constants else None
+            if value is not None:
+                found.append((node.name, value))
+                break
+    return found
+
+
+def _offender(array: Array) -> float | None:
+    sizes = np.abs(array.astype(np.float64).ravel())
+    sizes = sizes[sizes > 0]
+    if sizes.size == 0:
+        return None
+    if sizes.max() > FP16_MAX:
+        return float(sizes.max())
+    return float(sizes.max()) if sizes.max() < FP16_TINY else None

@@ -1,0 +1,316 @@
+"""The spec: what a user asks for, as pydantic models. An unknown key or choice is an error with close matches."""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from onnxmill.tasks.errors import InputError, close_match
+
+Framework = Literal["torch", "onnx"]
+Dtype = Literal[
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+]
+RecipeName = Literal["fp32", "fp16", "int8-dynamic", "int8-static"]
+Dim = int | str
+
+OPSET_MIN, OPSET_MAX = 13, 23
+"""The pins that are offered: below 13 the QDQ format has no per-channel form; above 23 converters are unproven."""
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+
+
+class Strict(BaseModel):
+    """Base of every part of a spec: frozen, and no unknown key."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Tensor(Strict):
+    """One input or output. `shape` mixes sizes and names of dims; `range` bounds random integers: [lo, hi)."""
+
+    dtype: Dtype = Field("float32", description="element type")
+    shape: tuple[Dim, ...] = Field(description="sizes; a name makes a dynamic dim, e.g. [batch, 3, 224, 224]")
+    range: tuple[float, float] | None = Field(None, description="bounds of made-up values, for integers [lo, hi)")
+
+    @field_validator("shape")
+    @classmethod
+    def _positive(cls, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        for dim in shape:
+            if isinstance(dim, int) and dim < 1:
+                raise ValueError(f"size {dim} must be at least 1; give a dynamic dim a name, such as 'batch'")
+            if isinstance(dim, str) and not re.match(r"^[A-Za-z_]\w*$", dim):
+                raise ValueError(f"'{dim}' is no name of a dim: letters, digits and _ only")
+        return shape
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Files = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
+
+
+class Source(Strict):
+    """Where the trained model comes from."""
+
+    framework: Framework = Field(description="what the model was trained with")
+    loader: str | None = Field(None, description="file.py:callable beside the spec, or package.module:callable")
+    path: str | None = Field(None, description="a model file, instead of a loader")
+    files: Files = Field((), description="what the loader reads: weights, configuration")
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if (self.loader is None) == (self.path is None):
+            raise ValueError("give exactly one of 'loader' and 'path'")
+        return self
+
+
+class Data(Strict):
+    """Real samples. Callables yield {input: array} with a batch axis of 1; evaluation yields (inputs, label)."""
+
+    calibration: str | None = Field(None, description="file.py:callable yielding {input: array}")
+    evaluation: str | None = Field(None, description="file.py:callable yielding ({input: array}, label)")
+    files: Files = Field((), description="what the callables read")
+    samples: int = Field(256, ge=1, le=1_000_000, description="how many calibration samples at most")
+
+
+class Metric(Strict):
+    """A user's score on the labelled evaluation data: fn(outputs, label) -> a number a sample, averaged."""
+
+    fn: str = Field(description="file.py:callable (outputs, label) -> score of one sample, higher is better")
+    max_drop: float = Field(0.01, ge=0, description="largest accepted drop against the source framework")
+    min: float | None = Field(None, description="floor of a variant's own score")
+    files: Files = Field((), description="what the function reads")
+
+
+class Gate(Strict):
+    """Limits of numeric parity; those not given come from the recipe's precision class."""
+
+    max_rel: float | None = Field(None, gt=0, description="largest error, relative to the output's range")
+    min_cosine: float | None = Field(None, ge=-1, le=1, description="lowest cosine similarity")
+    min_sqnr_db: float | None = Field(None, description="lowest signal to quantization noise ratio, dB")
+    min_argmax_agreement: float | None = Field(None, ge=0, le=1, description="lowest share of equal argmax")
+
+
+class Variant(Strict):
+    """One variant: a recipe, a name, its settings. A bare recipe name in `variants:` is the recipe's defaults."""
+
+    recipe: RecipeName
+    name: str = Field("", pattern=r"^$|" + NAME, description="by default the recipe's name")
+    method: Literal["minmax", "entropy", "percentile"] = Field("minmax", description="calibration method (int8-static)")
+    per_channel: bool = Field(True, description="a weight scale for each output channel (int8)")
+    exclude: tuple[str, ...] = Field((), description="names of nodes to keep in float")
+    gate: Gate = Gate()
+
+    @property
+    def label(self) -> str:
+        return self.name or self.recipe
+
+
+class Promote(Strict):
+    """Promotion of the best proven variant in the MLflow registry."""
+
+    objective: Literal["latency", "size"] = "latency"
+    target: str = "cpu"
+    register_as: str | None = Field(None, pattern=NAME, description="registered model; by default <name>-onnx")
+    min_speedup: float | None = Field(None, ge=1, description="may only tighten the policy's")
+
+
+def _variant(value: object) -> object:
+    return {"recipe": value} if isinstance(value, str) else value
+
+
+class Spec(Strict):
+    """One spec = one graph. Only `version`, `name`, `source` and `inputs` are required."""
+
+    version: Literal[1]
+    name: str = Field(pattern=NAME, max_length=100)
+    source: Source
+    inputs: dict[str, Tensor] = Field({}, description="may be left out for an ONNX source")
+    outputs: dict[str, Tensor] | tuple[str, ...] = Field((), description="names with dtype and shape, or just names")
+    dims: dict[str, tuple[int, ...]] = Field({}, description="sizes each dynamic dim is proven at; the first is timed")
+    opset: int = Field(18, ge=OPSET_MIN, le=OPSET_MAX)
+    nondeterministic: bool = Field(False, description="two runs on one input may differ")
+    data: Data = Data()
+    metric: Metric | None = None
+    variants: tuple[Annotated[Variant, BeforeValidator(_variant)], ...] = ()
+    require: tuple[str, ...] = ()
+    targets: tuple[Literal["cpu"], ...] = Field(("cpu",), min_length=1)
+    promote: Promote | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_variants(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "variants" not in value:
+            data = value.get("data")
+            calibrated = isinstance(data, dict) and data.get("calibration")
+            return {**value, "variants": ["fp32", "int8-static"] if calibrated else ["fp32"]}
+        return value
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        if not self.inputs and self.source.framework != "onnx":
+            raise ValueError("inputs: is required; give each input's dtype and shape")
+        if self.source.framework == "torch" and not self.source.loader:
+            raise ValueError("source.loader: is required for torch; a callable that returns the module")
+        if self.source.framework == "onnx" and not self.source.path:
+            raise ValueError("source.path: is required for onnx; the model file")
+        labels = [v.label for v in self.variants]
+        if not labels:
+            raise ValueError("variants: [] names no variant; give at least one, such as fp32")
+        for label in labels:
+            if labels.count(label) > 1:
+                raise ValueError(f"variants: '{label}' is there twice; give each a `name:` of its own")
+        for name in self.require:
+            if name not in labels:
+                raise ValueError(f"require: '{name}' is no variant of this spec; {close_match(name, labels)}")
+        if self.promote and self.promote.target not in self.targets:
+            raise ValueError(
+                f"promote.target: '{self.promote.target}' is not measured; "
+                f"{close_match(self.promote.target, self.targets)}"
+            )
+        for variant in self.variants:
+            if variant.recipe == "int8-static" and not self.data.calibration:
+                raise ValueError(f"variants: '{variant.label}' needs calibration samples; give `data.calibration`")
+        if self.metric and not self.data.evaluation:
+            raise ValueError("metric: needs labelled samples; give `data.evaluation`")
+        symbols = {d for t in self.inputs.values() for d in t.shape if isinstance(d, str)}
+        for dim, sizes in self.dims.items():
+            if dim not in symbols:
+                raise ValueError(f"dims: '{dim}' is in no input's shape; {close_match(dim, symbols)}")
+            if len(set(sizes)) < 2 or min(sizes) < 1:
+                raise ValueError(f"dims.{dim}: {list(sizes)} must be two or more different sizes, each at least 1")
+        return self
+
+    @property
+    def contract(self) -> "Contract":
+        outputs = self.outputs if isinstance(self.outputs, dict) else {}
+        symbols = [d for t in self.inputs.values() for d in t.shape if isinstance(d, str)]
+        dims = {d: self.dims.get(d, DEFAULT_SIZES) for d in symbols}
+        return Contract(
+            input_names=tuple(self.inputs),
+            inputs=self.inputs,
+            output_names=tuple(self.outputs),
+            outputs=outputs,
+            dims=dims,
+            opset=self.opset,
+            nondeterministic=self.nondeterministic,
+        )
+
+
+DEFAULT_SIZES = (1, 3)
+"""Sizes that a dynamic dim without an entry in `dims` is proven at."""
+
+
+class Contract(Strict):
+    """What a model takes and gives, from the spec; completed by `reference` with what the source really gives.
+
+    The names carry the order. `outputs` is empty, or holds every name; `dims` holds every dynamic dim.
+    """
+
+    input_names: tuple[str, ...]
+    inputs: dict[str, Tensor]
+    output_names: tuple[str, ...]
+    outputs: dict[str, Tensor]
+    dims: dict[str, tuple[int, ...]]
+    opset: int
+    nondeterministic: bool
+
+
+def load(path: Path) -> Spec:
+    """Read a spec file. Raises `InputError` that names the key, the value and what was expected."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise InputError("spec", str(path), "no such file", "`onnxmill init MODEL` writes one") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError("spec", str(path), f"cannot be read: {error}") from error
+    return parse(text, str(path))
+
+
+def parse(text: str, origin: str = "spec") -> Spec:
+    """A spec from YAML text; `origin` names it in errors."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(origin, None, f"is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(value, dict):
+        raise InputError(origin, None, "must be a mapping of keys, beginning with `version: 1`")
+    try:
+        return Spec.model_validate(value)
+    except ValidationError as error:
+        raise _explain(error, origin) from error
+
+
+def _explain(error: ValidationError, origin: str) -> InputError:
+    """The first fault of pydantic's list, in our words; how many more there are."""
+    faults = error.errors()
+    fault = next((f for f in faults if f["type"] == "extra_forbidden"), faults[0])
+    where = [str(part) for part in fault["loc"] if not str(part).startswith(("function-", "dict[", "tuple["))]
+    key, value = ".".join(where) or origin, fault.get("input")
+    context = fault.get("ctx", {})
+    match fault["type"]:
+        case "extra_forbidden":
+            expected = f"unknown key; {close_match(where[-1], _keys_at(fault['loc'][:-1]))}"
+        case "literal_error":
+            choices = re.findall(r"'([^']*)'", str(context.get("expected", "")))
+            expected = close_match(str(value), choices) if choices else fault["msg"]
+        case "missing":
+            value, expected = None, "is required"
+        case "value_error":
+            value, expected = (
+                (None if isinstance(value, dict) else value),
+                str(context.get("error", fault["msg"])),
+            )
+        case _:
+            expected = fault["msg"][0].lower() + fault["msg"][1:]
+    more = f"{len(faults) - 1} more fault(s) after this one" if len(faults) > 1 else ""
+    return InputError(key, value, expected, more)
+
+
+def _keys_at(location: tuple[int | str, ...]) -> list[str]:
+    """The keys that the part of a spec at `location` (pydantic's `loc`) may hold."""
+    model: type[BaseModel] = Spec
+    parts: dict[str, type[BaseModel]] = {
+        "source": Source, "data": Data, "metric": Metric, "promote": Promote, "variants": Variant,
+        "gate": Gate, "inputs": Tensor, "outputs": Tensor,
+    }  # fmt: skip
+    for part in location:
+        model = parts.get(str(part), model)
+    return list(model.model_fields)
+
+
+def expand(declared: str, base: Path) -> Path:
+    """The path that a spec's file entry means: relative to the spec's folder, or under ${ONNXMILL_HOME}."""
+    text = declared.replace("${ONNXMILL_HOME}", str(home()))
+    return Path(os.path.normpath(base / text))
+
+
+def home() -> Path:
+    """Where onnxmill keeps its store and embedded databases: `ONNXMILL_HOME`, or the user's data directory."""
+    from platformdirs import user_data_path
+
+    return Path(os.environ.get("ONNXMILL_HOME") or user_data_path("onnxmill"))

@@ -1,0 +1,163 @@
+"""From the steps' results to the report, and to the files that a person asked for."""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from onnxmill.tasks import machine, report_html
+from onnxmill.tasks.artifact import Store, sha256_of
+from onnxmill.tasks.conversion import Assessment, Done, Job
+from onnxmill.tasks.errors import StepError
+from onnxmill.tasks.findings import Finding, finding, refused
+from onnxmill.tasks.proof import MODEL
+from onnxmill.tasks.report import ArtifactRow, Decision, Digests, Measurement, Report, Status, StepRow, VariantRow
+from onnxmill.tasks.spec import Variant
+from onnxmill.tasks.step import installed_version
+from onnxmill.tasks.verdict import exit_code, sentence
+
+TOOLS = ("onnxmill", "onnx", "onnxruntime", "onnxsim", "torch", "numpy", "mlflow", "prefect")
+REPORT_JSON, REPORT_HTML = "report.json", "report.html"
+
+
+class Made(BaseModel):
+    """What became of one variant: its model, its verdict, its measurements by target; or why a tool broke."""
+
+    model_config = ConfigDict(frozen=True)
+
+    variant: Variant
+    model: Done | None = None
+    assessment: Assessment | None = None
+    measurements: tuple[Done, ...] = ()
+    faults: tuple[Finding, ...] = ()
+
+    @property
+    def status(self) -> Status:
+        if any(f.code == "RUN001" for f in self.faults):
+            return "failed"
+        judged = self.assessment.findings if self.assessment else ()
+        return "refused" if refused((*self.faults, *judged)) or self.assessment is None else "passed"
+
+    @property
+    def rows(self) -> tuple[StepRow, ...]:
+        own = [self.model.row] if self.model else []
+        return (*own, *(self.assessment.rows if self.assessment else ()), *(m.row for m in self.measurements))
+
+
+def broken(error: StepError) -> Finding:
+    """The finding of a step whose tool broke, with the end of its stderr."""
+    tail = error.stderr_tail.strip().splitlines()[-1:]
+    what = str(error).removeprefix(f"{error.step}: ") + (f" | {tail[0]}" if tail and tail[0] not in str(error) else "")
+    return finding("RUN001", f"step {error.step}", what)
+
+
+def build(
+    job: Job,
+    spec_path: str,
+    steps: Sequence[StepRow],
+    made: Sequence[Made],
+) -> Report:
+    """The report of a conversion, before anything is logged or decided."""
+    variants = tuple(_row(one) for one in made)
+    code = exit_code(variants, job.spec.require)
+    return Report(
+        name=job.spec.name,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        sentence=sentence(variants, (), job.spec.require),
+        exit_code=code,
+        spec=spec_path,
+        versions={name: installed_version(name) for name in TOOLS} | {"python": installed_version("python")},
+        machine=machine.fingerprint(),
+        digests=Digests(
+            source=job.pack.source.artifact.digest, data=job.pack.data.artifact.digest if job.pack.data else None
+        ),
+        opset=job.contract.opset,
+        steps=(*steps, *(row for one in made for row in one.rows)),
+        variants=variants,
+        decisions=(),
+    )
+
+
+def concluded(
+    report: Report,
+    job: Job,
+    run_id: str,
+    run_ids: Mapping[str, str],
+    decisions: Sequence[Decision],
+    registered_model: str | None,
+) -> Report:
+    """The report with the ids of its MLflow runs and what was decided."""
+    variants = tuple(row.model_copy(update={"mlflow_run_id": run_ids.get(row.name)}) for row in report.variants)
+    return report.model_copy(
+        update={
+            "variants": variants,
+            "decisions": tuple(decisions),
+            "sentence": sentence(variants, tuple(decisions), job.spec.require),
+            "mlflow_run_id": run_id,
+            "registered_model": registered_model,
+        }
+    )
+
+
+def _row(made: Made) -> VariantRow:
+    proof = made.model.proof if made.model else None
+    artifact = made.model.artifact if made.model else None
+    judged = made.assessment.findings if made.assessment else ()
+    return VariantRow(
+        name=made.variant.label,
+        recipe=made.variant.recipe,
+        status=made.status,
+        findings=(*made.faults, *judged),
+        artifact=ArtifactRow(
+            path=f"{made.variant.label}/{MODEL}",
+            digest=artifact.digest,
+            size_bytes=artifact.size_bytes,
+            opset=proof.opset,
+            ir_version=proof.ir_version,
+        )
+        if artifact and proof
+        else None,
+        quantized_nodes=proof.quantized_nodes if proof else 0,
+        quantizable_nodes=proof.quantizable_nodes if proof else 0,
+        parity=proof.parity if proof else None,
+        metric=made.assessment.metric if made.assessment else None,
+        results=tuple(Measurement.model_validate(m.value) for m in made.measurements),
+    )
+
+
+def key(report: Report, job: Job) -> str:
+    """The key that a conversion is logged under: what it found, not when or how long it took. The same results,
+    found again from the memo, have the same key."""
+    return sha256_of(
+        {
+            "spec": job.spec.model_dump(mode="json"),
+            "variants": [row.model_dump(mode="json") for row in report.variants],
+            "digests": report.digests.model_dump(),
+            "versions": report.versions,
+            "machine": report.machine,
+        }
+    )
+
+
+def files(report: Report) -> Mapping[str, bytes]:
+    """report.json and report.html."""
+    text = json.dumps(report.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False)
+    return {REPORT_JSON: text.encode() + b"\n", REPORT_HTML: report_html.html(report).encode()}
+
+
+def write(report: Report, made: Sequence[Made], store: Store, out: Path) -> None:
+    """Lay out the report and a copy of every variant's model under `out`. The report comes last."""
+    for one in made:
+        if one.model and one.model.artifact:
+            target = out / one.variant.label
+            target.mkdir(parents=True, exist_ok=True)
+            for path in sorted(store.open(one.model.artifact).iterdir()):
+                shutil.copyfile(path, target / path.name)
+    out.mkdir(parents=True, exist_ok=True)
+    for name, content in files(report).items():
+        temporary = out / f".{name}"
+        temporary.write_bytes(content)
+        temporary.replace(out / name)
