@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.status import Status
 from rich.table import Table
+from rich.text import Text
 
 from onnxmill.tasks import spec as specs
 from onnxmill.tasks.errors import InputError, OnnxmillError, StepError, redact
@@ -60,20 +63,23 @@ def convert(
     specs.load(spec)  # a bad spec is told before anything starts
     _allow(spec.parent)
     with _shown(debug):
-        LOGGER.info("checking the services")
+        LOGGER.info("starting")
         from onnxmill.flows import prefect_server
-        from onnxmill.tasks import publish
 
-        publish.tracking()
-        with prefect_server.api(specs.home()):
+        with prefect_server.api(specs.home()) as wait_for_prefect:
+            from onnxmill.tasks import publish
+
+            publish.tracking()
+            wait_for_prefect()
+            from prefect.exceptions import FailedRun
+
             from onnxmill.flows.convert import convert as flow
             from onnxmill.flows.convert import output_folder
 
             state = flow(str(spec), out=str(out or ""), fresh=fresh, return_state=True)
-            if not state.is_completed() and state.name != "Refused":
-                raised = state.result(raise_on_failure=False)
-                if isinstance(raised, BaseException):
-                    raise raised
+            raised = None if state.is_completed() else state.result(raise_on_failure=False)
+            if isinstance(raised, BaseException) and not isinstance(raised, FailedRun):
+                raise raised  # (FailedRun: the flow itself ended so, and wrote its report)
     _print_report(output_folder(str(spec), str(out or "")), json)
 
 
@@ -90,9 +96,10 @@ def verify(spec: SpecPath, json: AsJson = False, debug: Debug = False) -> None:
         return
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for what, found in facts.items():
-        table.add_row(what, found)
+        table.add_row(what, Text(found))
     STDOUT.print(table)
-    STDOUT.print(f"\n[bold green]{spec} can be converted[/]\nnext: [bold cyan]onnxmill convert {spec}[/]")
+    shown = escape(str(spec))
+    STDOUT.print(f"\n[bold green]{shown} can be converted[/]\nnext: [bold cyan]onnxmill convert {shown}[/]")
 
 
 @app.command()
@@ -110,7 +117,8 @@ def init(
     from onnxmill.tasks.initial import initial_spec
 
     out.write_text(initial_spec(model, out.name), encoding="utf-8")
-    STDOUT.print(f"wrote {out}\nnext: edit it, then [bold cyan]onnxmill verify {out}[/]")
+    shown = escape(str(out))
+    STDOUT.print(f"wrote {shown}\nnext: edit it, then [bold cyan]onnxmill verify {shown}[/]")
 
 
 @app.command()
@@ -125,7 +133,7 @@ def doctor(json: AsJson = False, debug: Debug = False) -> None:
         styles = {"ok": "green", "note": "yellow", "broken": "bold red"}
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
         for row in rows:
-            table.add_row(f"[{styles[row.level]}]{row.level}[/]", row.what, row.found)
+            table.add_row(Text(row.level, styles[row.level]), row.what, Text(row.found))
         STDOUT.print(table)
     if any(row.level == "broken" for row in rows):
         raise typer.Exit(1)
@@ -135,22 +143,30 @@ def main() -> None:
     """Run the command line; every error is one message on stderr and an exit code, a traceback only with --debug."""
     try:
         app()
-    except OnnxmillError as error:
-        if "--debug" in sys.argv:
-            STDERR.print_exception()
-        STDERR.print(f"error: {redact(str(error))}", style="bold red", highlight=False, markup=False, soft_wrap=True)
-        if isinstance(error, StepError) and error.stderr_tail.strip():
-            tail = "\n".join(error.stderr_tail.strip().splitlines()[-5:])
-            STDERR.print(tail, style="dim", highlight=False, markup=False, soft_wrap=True)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        STDERR.print("interrupted; what was finished is kept", style="bold red")
-        sys.exit(130)
+    except Exception as error:  # noqa: BLE001  the boundary: whatever a library raises is one message here
+        sys.exit(_told(error))
 
 
 # --- details ---------------------------------------------------------------------------------------------------------
 
 LOGGER = logging.getLogger("onnxmill")
+
+
+def _told(error: Exception) -> int:
+    """Print an error, without credentials; its exit code."""
+    if "--debug" in sys.argv:
+        _print_error("".join(traceback.format_exception(error)), style="dim")
+    if not isinstance(error, OnnxmillError):
+        _print_error(f"error: {type(error).__name__}: {error}. With --debug you see where", style="bold red")
+        return 1
+    _print_error(f"error: {error}", style="bold red")
+    if isinstance(error, StepError) and error.stderr_tail.strip():
+        _print_error("\n".join(error.stderr_tail.strip().splitlines()[-5:]), style="dim")
+    return error.exit_code
+
+
+def _print_error(text: str, style: str) -> None:
+    STDERR.print(redact(text), style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def _allow(folder: Path) -> None:
@@ -168,6 +184,9 @@ def _shown(debug: bool) -> Iterator[None]:
         LOGGER.setLevel(logging.DEBUG if debug else logging.INFO)
         try:
             yield
+        except KeyboardInterrupt:
+            STDERR.print("interrupted; the same command goes on with what is not finished", style="bold red")
+            raise
         finally:
             LOGGER.removeHandler(handler)
 
@@ -199,7 +218,7 @@ def _print_report(folder: Path, json: bool) -> None:
         sys.stdout.write(text)
     else:
         STDOUT.print(render(report))
-        STDOUT.print(f"report: {folder / summary.REPORT_HTML}", highlight=False, soft_wrap=True)
+        STDOUT.print(f"report: {folder / summary.REPORT_HTML}", highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(report.exit_code)
 
 

@@ -14,6 +14,7 @@ from onnxmill.flows import steps
 from onnxmill.tasks import conversion, publish, summary
 from onnxmill.tasks.conversion import Done, Job
 from onnxmill.tasks.errors import InputError, StepError
+from onnxmill.tasks.isolate import ending_children
 from onnxmill.tasks.report_rows import markdown_table
 from onnxmill.tasks.spec import home, load
 from onnxmill.tasks.summary import Made
@@ -39,6 +40,7 @@ def output_folder(spec: str, out: str) -> Path:
 
 
 @flow(name="convert", flow_run_name=run_name, task_runner=RUNNER)  # type: ignore[arg-type]  # TaskRunner is invariant
+@ending_children()
 def convert(spec: str, out: str = "", fresh: bool = False) -> State[Any]:
     """Export, prove, quantize, measure, log and promote one model.
 

@@ -9,7 +9,8 @@ import socket
 import threading
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,11 +30,12 @@ QUIET = {
 
 
 @contextmanager
-def api(home: Path) -> Iterator[str]:
-    """Prefect's API URL, checked: PREFECT_API_URL or the user's profile, or else a server started for this block.
+def api(home: Path) -> Iterator[Callable[[], str]]:
+    """Prefect's API: PREFECT_API_URL, or the user's profile, or else a server started for this block.
 
-    Sets what Prefect reads from the environment, so it must run before anything imports Prefect.
-    Raises `ServiceError` where the API cannot be reached or started.
+    Gives a function that waits until the API answers, and returns its URL: a server takes seconds to start, in which
+    other things can be done. Sets what Prefect reads from the environment, so it must run before anything imports
+    Prefect. Raises `ServiceError` where the API cannot be reached, and `StepError` where the server does not start.
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -41,12 +43,12 @@ def api(home: Path) -> Iterator[str]:
     configured = os.environ.get("PREFECT_API_URL") or _profile_url()
     if configured:
         _check(configured)
-        yield configured
+        yield lambda: configured
         return
     os.environ["PREFECT_HOME"] = str(home / "prefect")
-    with _own_server(home) as url:
+    with _own_server(home) as (url, wait):
         os.environ["PREFECT_API_URL"] = url
-        yield url
+        yield wait
 
 
 def _profile_url() -> str | None:
@@ -72,7 +74,7 @@ def _check(url: str) -> None:
 
 
 @contextmanager
-def _own_server(home: Path) -> Iterator[str]:
+def _own_server(home: Path) -> Iterator[tuple[str, Callable[[], str]]]:
     port = _free_port()
     (home / "prefect").mkdir(parents=True, exist_ok=True)
     (home / "logs").mkdir(parents=True, exist_ok=True)
@@ -85,11 +87,29 @@ def _own_server(home: Path) -> Iterator[str]:
     limits = Limits(timeout_s=START_SECONDS)
     log = home / "logs" / "prefect-server.log"
     with Child("prefect-server", limits=limits, environment=environment, log=log) as child:
-        child.create("onnxmill.flows.prefect_server:serve", {"port": port})
-        yield f"http://127.0.0.1:{port}/api"
-        from prefect.logging.handlers import APILogHandler
+        url = f"http://127.0.0.1:{port}/api"
+        with ThreadPoolExecutor(max_workers=1) as starter:
+            started = starter.submit(child.create, "onnxmill.flows.prefect_server:serve", {"port": port})
 
-        APILogHandler().flush()  # the last lines still reach the server
+            def wait() -> str:
+                started.result()
+                return url
+
+            try:
+                yield url, wait
+                _flush_log()
+            except BaseException:
+                if started.done():
+                    _flush_log()
+                child.end()  # a start that is still going on: its thread would be waited for
+                raise
+
+
+def _flush_log() -> None:
+    """The last lines of Prefect's log still reach the server."""
+    from prefect.logging.handlers import APILogHandler
+
+    APILogHandler().flush()
 
 
 def _free_port() -> int:
