@@ -4,6 +4,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import typer
+
+from onnxmill.flows.cli import app
 from onnxmill.tasks.findings import CODES
 from onnxmill.tasks.spec import Spec
 
@@ -121,7 +124,29 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
-PAGES = {"findings.md": findings_page, "spec.md": spec_page}
+def cli_page() -> str:
+    """Every command with its arguments and options, read from the command line itself."""
+    root = typer.main.get_command(app)
+    lines = [MADE, "# The command line\n", _paragraphs(app.info.help)]
+    for name, command in sorted(vars(root)["commands"].items()):
+        lines += ["", f"## onnxmill {name}\n", _paragraphs(command.help), ""]
+        lines += ["| | default | meaning |", "|---|---|---|"]
+        for parameter in command.params:
+            if parameter.name == "help":
+                continue
+            names = ", ".join(parameter.opts) if parameter.opts[0].startswith("-") else parameter.opts[0].upper()
+            default = "" if parameter.default in (None, False) else f"`{parameter.default}`"
+            required = "required" if parameter.required else default
+            lines.append(f"| `{names}` | {required} | {_cell(getattr(parameter, 'help', None) or '')} |")
+    return "\n".join(lines) + "\n"
+
+
+def _paragraphs(text: str | None) -> str:
+    """Help text with one line a paragraph."""
+    return "\n\n".join(" ".join(part.split()) for part in (text or "").split("\n\n"))
+
+
+PAGES = {"cli.md": cli_page, "findings.md": findings_page, "spec.md": spec_page}
 
 
 def outdated(folder: Path) -> list[str]:

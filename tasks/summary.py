@@ -1,6 +1,8 @@
 """From the steps' results to the report, and to the files that a person asked for."""
 
 import json
+import os
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -8,7 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from onnxmill.tasks import machine, report_html
+from onnxmill.tasks import machine
 from onnxmill.tasks.artifact import Store, sha256_of
 from onnxmill.tasks.conversion import Assessment, Done, Job
 from onnxmill.tasks.errors import StepError
@@ -68,7 +70,7 @@ def build(
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         sentence=sentence(variants, (), job.spec.require),
         exit_code=code,
-        spec=spec_path,
+        spec=os.path.relpath(spec_path),
         versions={name: installed_version(name) for name in TOOLS} | {"python": installed_version("python")},
         machine=machine.fingerprint(),
         digests=Digests(
@@ -122,7 +124,7 @@ def _row(made: Made) -> VariantRow:
         else None,
         quantized_nodes=proof.quantized_nodes if proof else 0,
         quantizable_nodes=proof.quantizable_nodes if proof else 0,
-        parity=proof.parity if proof else None,
+        parity=made.assessment.parity if made.assessment else None,
         metric=made.assessment.metric if made.assessment else None,
         results=tuple(Measurement.model_validate(m.value) for m in made.measurements),
     )
@@ -144,6 +146,8 @@ def key(report: Report, job: Job) -> str:
 
 def files(report: Report) -> Mapping[str, bytes]:
     """report.json and report.html."""
+    from onnxmill.tasks import report_html  # it takes half a second: the last thing that a run needs
+
     text = json.dumps(report.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False)
     return {REPORT_JSON: text.encode() + b"\n", REPORT_HTML: report_html.html(report).encode()}
 

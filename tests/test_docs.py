@@ -29,13 +29,21 @@ def test_pages_are_up_to_date(generate: ModuleType) -> None:
 
 def test_a_changed_and_a_missing_page_are_found(generate: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "findings.md").write_text(generate.findings_page() + "by hand\n", encoding="utf-8")
-    assert generate.outdated(tmp_path) == ["findings.md", "spec.md"]
+    assert generate.outdated(tmp_path) == ["cli.md", "findings.md", "spec.md"]
 
 
 def test_findings_page_has_a_row_for_every_code(generate: ModuleType) -> None:
     rows = [line for line in generate.findings_page().splitlines() if line.startswith("| ")]
     assert len(rows) == len(CODES) + 1  # and the heading
     assert all(line.replace("\\|", "").count("|") == 5 for line in rows)
+
+
+def test_cli_page_has_every_command_and_its_options(generate: ModuleType) -> None:
+    page = generate.cli_page()
+    for command in ("convert", "doctor", "init", "verify"):
+        assert f"## onnxmill {command}" in page
+    assert "| `SPEC` | required | The spec, a YAML file. |" in page
+    assert "| `--out` | `spec.yaml` | The spec to write. |" in page
 
 
 def test_spec_page_holds_keys_of_every_level_with_type_default_and_meaning(generate: ModuleType) -> None:
