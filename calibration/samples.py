@@ -49,12 +49,13 @@ def check(key: str, index: int, inputs: object, expected: Mapping[str, Expected]
         raise InputError(key, None, f"{where} must be a mapping {{input: array}}; it is a {type(inputs).__name__}")
     for name in inputs:
         if name not in expected:
-            raise InputError(key, name, f"{where} has an input that the spec does not; {close_match(name, expected)}")
+            hint = close_match(str(name), expected)
+            raise InputError(key, name, f"{where} has an input that the spec does not; {hint}")
     checked = {}
     for name, want in expected.items():
         if name not in inputs:
             raise InputError(key, None, f"{where} lacks input '{name}'; it has {sorted(inputs)}")
-        array = np.asarray(inputs[name])
+        array = _as_array(key, f"{where}, input '{name}'", inputs[name])
         if array.dtype != np.dtype(want.dtype):
             raise InputError(key, None, f"{where}, input '{name}' has dtype {array.dtype}, must be {want.dtype}")
         if not _fits(array.shape, want.shape):
@@ -67,8 +68,17 @@ def check(key: str, index: int, inputs: object, expected: Mapping[str, Expected]
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             bad = int((~np.isfinite(array)).sum())
             raise InputError(key, None, f"{where}, input '{name}' holds {bad} values that are not finite")
-        checked[name] = np.ascontiguousarray(array)
+        checked[name] = array
     return checked
+
+
+def _as_array(key: str, where: str, value: object) -> Array:
+    """`value` as an array in C order. Raises `InputError` for what is none: ragged lists, tensors that need grad."""
+    try:
+        return np.asarray(value, order="C")
+    except (ValueError, TypeError, RuntimeError) as error:
+        text = " ".join(str(error).split())
+        raise InputError(key, None, f"{where} is no array; it is a {type(value).__name__}: {text}") from error
 
 
 def _fits(shape: tuple[int, ...], want: tuple[int | str, ...]) -> bool:
@@ -82,7 +92,7 @@ def _fits(shape: tuple[int, ...], want: tuple[int | str, ...]) -> bool:
 
 def check_label(key: str, index: int, label: object) -> Array:
     """A label as an array of numbers, bools or text. Raises `InputError` for None and for Python objects."""
-    array = np.asarray(label)
+    array = _as_array(key, f"the label of sample {index}", label)
     if array.dtype.kind not in "biufU":
         raise InputError(key, None, f"sample {index} has a label of type {type(label).__name__}; use numbers or text")
     return array
@@ -128,7 +138,7 @@ def write(
 def append(archive: zipfile.ZipFile, name: str, array: Array) -> None:
     """Add one .npy entry to an open .npz, with a fixed date: equal arrays give equal bytes."""
     buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, np.asanyarray(array), allow_pickle=False)
+    np.lib.format.write_array(buffer, np.asarray(array, order="C"), allow_pickle=False)
     archive.writestr(zipfile.ZipInfo(f"{name}.npy"), buffer.getvalue())
 
 
@@ -136,7 +146,7 @@ def sha256(inputs: Mapping[str, Array]) -> str:
     """The digest of a sample's inputs: names, dtypes, shapes and bytes, whatever their order."""
     digest = hashlib.sha256()
     for name in sorted(inputs):
-        array = np.ascontiguousarray(inputs[name])
+        array = np.asarray(inputs[name], order="C")
         digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()

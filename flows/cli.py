@@ -116,7 +116,7 @@ def init(
         raise InputError("--out", str(out), "its folder does not exist")
     from onnxmill.tasks.initial import initial_spec
 
-    out.write_text(initial_spec(model, out.name), encoding="utf-8")
+    out.write_text(initial_spec(model, str(out)), encoding="utf-8")
     shown = escape(str(out))
     STDOUT.print(f"wrote {shown}\nnext: edit it, then [bold cyan]onnxmill verify {shown}[/]")
 

@@ -1,4 +1,7 @@
-"""The run policy: each plain function of the data path as a Prefect task, with its name, retries and tags."""
+"""The run policy: each plain function of the data path as a Prefect task, with its name and retries.
+
+No task has tags: before a tagged one runs, Prefect asks for limits of its tags, which takes up to 2 s each time.
+"""
 
 import functools
 import inspect
@@ -38,9 +41,7 @@ def _progress(step: str) -> Callable[[Progress], None]:
     return write
 
 
-def _step(
-    function: Callable[P, R], name: str, *, run_name: str | None = None, retries: int = 0, tags: tuple[str, ...] = ()
-) -> Task[P, R]:
+def _step(function: Callable[P, R], name: str, *, run_name: str | None = None, retries: int = 0) -> Task[P, R]:
     """`function` as a task. A value whose steps were all found in the memo shows as `Cached`."""
 
     @functools.wraps(function)
@@ -60,27 +61,25 @@ def _step(
     signature = inspect.signature(function)
     given = [p for p in signature.parameters.values() if p.name != "on_progress"]
     run.__signature__ = signature.replace(parameters=given)  # type: ignore[attr-defined]  # as inspect documents it
-    policy = task(name=name, task_run_name=run_name or name, retries=retries, retry_delay_seconds=2, tags=tags)
+    policy = task(name=name, task_run_name=run_name or name, retries=retries, retry_delay_seconds=2)
     return cast(Task[P, R], policy(run))
 
 
 def _service(function: Callable[P, R], name: str) -> Task[P, R]:
     """A task that talks to a service. It has retries of its own: one more try here is for what these do not see."""
-    return task(name=name, task_run_name=name, retries=1, retry_delay_seconds=2, tags=["mlflow"])(function)
+    return task(name=name, task_run_name=name, retries=1, retry_delay_seconds=2)(function)
 
 
 # compute: a child process each; what failed for a reason fails again, so there are no retries
-samples = _step(conversion.samples, "samples", tags=("data",))
-reference = _step(conversion.reference, "reference", tags=("source",))
-export = _step(conversion.export, "export", tags=("source",))
+samples = _step(conversion.samples, "samples")
+reference = _step(conversion.reference, "reference")
+export = _step(conversion.export, "export")
 pin_opset = _step(conversion.pin_opset, "opset")
 simplify = _step(conversion.simplified, "simplify")
-score_source = _step(conversion.score_source, "score source", tags=("source",))
+score_source = _step(conversion.score_source, "score source")
 quantize = _step(conversion.quantize, "quantize", run_name="quantize {variant.label}")
 assess = _step(conversion.assess, "assess", run_name="assess {variant.label}")
-benchmark = _step(
-    conversion.benchmark, "benchmark", run_name="benchmark {variant.label} on {target}", tags=("benchmark",)
-)
+benchmark = _step(conversion.benchmark, "benchmark", run_name="benchmark {variant.label} on {target}")
 
 # services: idempotent by key, so that they may be repeated
 log = _service(publish.log, "log")

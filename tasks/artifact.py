@@ -5,7 +5,7 @@ Layout of a store (`ONNXMILL_HOME/store`):
     blobs/ab/abcd…        one file's bytes, named by its sha256, read-only
     manifests/<digest>    an artifact: {name: {sha256, size_bytes}}; written after all of its blobs
     trees/<digest>/       the artifact's files under their own names (hard links of blobs), made when first opened
-    actions/<key>         a Record: what a step with this key gave
+    actions/<key>         a Record: what a step with this key gave; its first line is the sha256 of the rest
     tmp/<pid>-…/          work in progress; what a dead process left is removed when a store is opened
 
 Every file appears by an atomic rename: a reader sees a whole one or none.
@@ -16,8 +16,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -131,17 +131,21 @@ class Store:
         with self.workspace() as folder:
             for name, path in sorted(files.items()):
                 sha256 = sha256_file(path)
-                if not self._blob(sha256).is_file():
-                    path = Path(shutil.copyfile(path, folder / "copy"))
-                    taken[name] = self._take(path)
+                if self._is_sound(sha256):
+                    taken[name] = File(sha256=sha256, size_bytes=self._blob(sha256).stat().st_size)
                 else:
-                    taken[name] = File(sha256=sha256, size_bytes=path.stat().st_size)
+                    taken[name] = self._take(Path(shutil.copyfile(path, folder / "copy")))
         return self._seal(taken)
 
     def verify(self, artifact: Artifact) -> None:
-        """Read every file of `artifact` and compare with its digest."""
-        if digest_files(artifact.files) != artifact.digest:
-            raise CorruptStore(f"store: manifest {artifact.digest[:12]} does not match its own digest; run it again")
+        """Read the manifest and every file of `artifact`, and compare them with its digest."""
+        manifest = self.root / "manifests" / artifact.digest
+        try:
+            written = Artifact.model_validate_json(manifest.read_bytes())
+        except (FileNotFoundError, ValidationError) as error:
+            raise CorruptStore(f"store: manifest {artifact.digest[:12]} is missing or broken ({manifest})") from error
+        if written != artifact or digest_files(artifact.files) != artifact.digest:
+            raise CorruptStore(f"store: manifest {artifact.digest[:12]} was changed ({manifest})")
         for name, file in artifact.files.items():
             blob = self._blob(file.sha256)
             if not blob.is_file():
@@ -149,24 +153,23 @@ class Store:
             if sha256_file(blob) != file.sha256:
                 raise CorruptStore(f"store: {name} of artifact {artifact.digest[:12]} was changed ({blob})")
 
-    def link(self, artifact: Artifact, folder: Path) -> None:
-        """Lay the artifact's files out under `folder`, as hard links: they cost no space and must not be written."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, file in artifact.files.items():
-            target = folder / PurePosixPath(name)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.link(self._blob(file.sha256), target)
+    def copy(self, artifact: Artifact, folder: Path) -> None:
+        """Lay copies of the artifact's files out under `folder`, for code that may write to them."""
+        self._lay_out(artifact, folder, shutil.copyfile)
 
     def open(self, artifact: Artifact) -> Path:
         """A folder with the artifact's files under their own names. Read-only: never write into it."""
         tree = self.root / "trees" / artifact.digest
-        if not tree.is_dir():
+        if not self._is_tree_of(artifact, tree):
+            stale = tree.is_dir()
             with self.workspace() as folder:
-                self.link(artifact, folder / "tree")
+                self._lay_out(artifact, folder / "tree", os.link)
                 try:
+                    if stale:
+                        tree.rename(folder / "stale")
                     (folder / "tree").rename(tree)
                 except OSError:
-                    if not tree.is_dir():  # another process was first: then its tree is as good
+                    if not self._is_tree_of(artifact, tree):  # another process was first: then its tree is as good
                         raise
         return tree
 
@@ -175,17 +178,21 @@ class Store:
         faults = []
         for manifest in sorted((self.root / "manifests").iterdir()):
             try:
-                self.verify(Artifact.model_validate_json(manifest.read_bytes()))
-            except (ValidationError, CorruptStore) as error:
-                faults.append(f"{manifest.name[:12]}: {error}")
+                artifact = Artifact.model_validate_json(manifest.read_bytes())
+                self.verify(artifact.model_copy(update={"digest": manifest.name}))
+            except ValidationError as error:
+                faults.append(f"store: manifest {manifest.name[:12]} is broken ({manifest}): {error}")
+            except CorruptStore as error:
+                faults.append(str(error))
         for action in sorted((self.root / "actions").iterdir()):
             try:
-                record = Record.model_validate_json(action.read_bytes())
-            except ValidationError as error:
-                faults.append(f"action {action.name[:12]}: {error}")
+                record = self._read_action(action)
+            except CorruptStore as error:
+                faults.append(str(error))
                 continue
             if record.artifact and not (self.root / "manifests" / record.artifact.digest).is_file():
-                faults.append(f"action {action.name[:12]}: its artifact {record.artifact.digest[:12]} is missing")
+                missing = record.artifact.digest[:12]
+                faults.append(f"store: artifact {missing} of action {action.name[:12]} has no manifest ({action})")
         return faults
 
     # --- the memo of steps ---------------------------------------------------------------------------------------
@@ -193,22 +200,22 @@ class Store:
     def lookup(self, key: str) -> Record | None:
         """The record of a step that was done before, with its files verified; None if there is none.
 
-        A record whose files do not verify is dropped, so that the step runs again and mends the store.
+        A record that does not verify counts as none: the step runs again, and so mends the store.
         """
         path = self.root / "actions" / key
         if not path.is_file():
             return None
         try:
-            record = Record.model_validate_json(path.read_bytes())
+            record = self._read_action(path)
             if record.artifact:
                 self.verify(record.artifact)
-        except (ValidationError, CorruptStore):
-            self._forget(path)
+        except CorruptStore:
             return None
         return record
 
     def remember(self, record: Record) -> None:
-        self._write(self.root / "actions" / record.key, record.model_dump_json(indent=1))
+        text = record.model_dump_json(indent=1)
+        self._write(self.root / "actions" / record.key, f"{sha256_of(text)}\n{text}")
 
     # --- details -------------------------------------------------------------------------------------------------
 
@@ -223,7 +230,7 @@ class Store:
     def _take(self, path: Path) -> File:
         sha256, size = sha256_file(path), path.stat().st_size
         blob = self._blob(sha256)
-        if not (blob.is_file() and sha256_file(blob) == sha256):
+        if not self._is_sound(sha256):
             blob.parent.mkdir(exist_ok=True)
             path.chmod(0o444)
             path.replace(blob)
@@ -234,20 +241,39 @@ class Store:
             (folder / "file").write_text(text, encoding="utf-8")
             (folder / "file").replace(path)
 
-    def _forget(self, action: Path) -> None:
-        """Drop an action whose artifact is unsound, with the tree and the manifest that would serve it."""
+    def _is_sound(self, sha256: str) -> bool:
+        blob = self._blob(sha256)
+        return blob.is_file() and sha256_file(blob) == sha256
+
+    def _lay_out(self, artifact: Artifact, folder: Path, put: Callable[[Path, Path], object]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, file in artifact.files.items():
+            target = folder / PurePosixPath(name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                put(self._blob(file.sha256), target)
+            except FileNotFoundError as error:
+                raise CorruptStore(
+                    f"store: {name} of artifact {artifact.digest[:12]} is missing; run it again"
+                ) from error
+
+    def _is_tree_of(self, artifact: Artifact, tree: Path) -> bool:
+        """Whether each file of `tree` is the blob itself: a blob that was mended since is another file."""
+        with suppress(FileNotFoundError):
+            return tree.is_dir() and all(
+                (tree / name).samefile(self._blob(file.sha256)) for name, file in artifact.files.items()
+            )
+        return False
+
+    def _read_action(self, path: Path) -> Record:
         try:
-            artifact = Record.model_validate_json(action.read_bytes()).artifact
-        except ValidationError:
-            artifact = None
-        action.unlink(missing_ok=True)
-        if artifact:
-            shutil.rmtree(self.root / "trees" / artifact.digest, ignore_errors=True)
-            (self.root / "manifests" / artifact.digest).unlink(missing_ok=True)
-            for file in artifact.files.values():
-                blob = self._blob(file.sha256)
-                if blob.is_file() and sha256_file(blob) != file.sha256:
-                    blob.unlink(missing_ok=True)
+            checksum, _, text = path.read_text(encoding="utf-8").partition("\n")
+            record = Record.model_validate_json(text)
+        except (ValidationError, UnicodeDecodeError) as error:
+            raise CorruptStore(f"store: action {path.name[:12]} is broken ({path})") from error
+        if checksum != sha256_of(text) or record.key != path.name:
+            raise CorruptStore(f"store: action {path.name[:12]} was changed ({path})")
+        return record
 
     def _remove_left_overs(self) -> None:
         for folder in (self.root / "tmp").iterdir():

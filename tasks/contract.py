@@ -28,9 +28,16 @@ def opset_of(model: onnx.ModelProto) -> int:
 
 
 def lowest_ir(model: onnx.ModelProto) -> int:
-    """The lowest IR version that the model's opsets allow: runtimes refuse what is newer than they are."""
+    """The lowest IR version that the model's opsets allow: runtimes refuse what is newer than they are.
+
+    Never below 4: older ones want every initializer to be an input too. The model's own where its opset is unknown
+    here: whether it runs is then the session's word.
+    """
     known = [entry for entry in model.opset_import if entry.domain in (*ONNX_DOMAINS, "ai.onnx.ml")]
-    return onnx.helper.find_min_ir_version_for(known)
+    try:
+        return max(4, onnx.helper.find_min_ir_version_for(known))
+    except ValueError:
+        return model.ir_version
 
 
 def check(
@@ -70,6 +77,7 @@ def open_session(path: Path) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # other steps work beside this one
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 

@@ -22,6 +22,7 @@ from onnxmill.tasks.findings import Finding, refused
 from onnxmill.tasks.isolate import OnProgress, Reply
 from onnxmill.tasks.opset import GraphSettings
 from onnxmill.tasks.pack import Pack
+from onnxmill.tasks.parity import Parity
 from onnxmill.tasks.proof import MODEL, Proof, Stamp
 from onnxmill.tasks.reference import Reference, ReferenceSettings
 from onnxmill.tasks.report import MetricRow, StepRow
@@ -99,11 +100,15 @@ class Samples(BaseModel):
 
 
 class Assessment(BaseModel):
-    """A variant's verdict before it is measured: parity and metric against their limits."""
+    """A variant's verdict before it is measured: parity and metric against their limits.
+
+    `parity` is the one that was judged: on real samples alone for an integer recipe, where there are any.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     findings: tuple[Finding, ...]
+    parity: Parity | None
     metric: MetricRow | None
     rows: tuple[StepRow, ...]
 
@@ -221,7 +226,7 @@ def assess(
     judged = proof.real if variant.recipe.startswith("int8") and proof.real else proof.parity
     findings = [*proof.findings, *(parity.judge(judged, gate) if judged else [])]
     if made.artifact is None or not source.scores or not taken.evaluation or not job.spec.metric or not judged:
-        return Assessment(findings=tuple(findings), metric=None, rows=())
+        return Assessment(findings=tuple(findings), parity=judged, metric=None, rows=())
     inputs = {"model": made.artifact, "evaluation": taken.evaluation.files}
     settings = metric.ModelOutputsSettings(contract=job.contract)
     outputs = _execute(job, metric.MODEL_OUTPUTS, settings, inputs, on_progress, variant=label)
@@ -232,7 +237,7 @@ def assess(
         metric.read_scores(where.open(source.scores.files)),
         metric.read_scores(where.open(scores.files)),
     )
-    return Assessment(findings=(*findings, *faults), metric=row, rows=(outputs.row, scores.row))
+    return Assessment(findings=(*findings, *faults), parity=judged, metric=row, rows=(outputs.row, scores.row))
 
 
 def benchmark(

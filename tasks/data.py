@@ -10,7 +10,7 @@ from onnxmill.tasks import loader
 from onnxmill.tasks.errors import InputError
 from onnxmill.tasks.isolate import report_progress
 from onnxmill.tasks.spec import Contract, Tensor
-from onnxmill.tasks.step import Step
+from onnxmill.tasks.step import CALLING, Step
 
 CALIBRATION = Step("calibration-samples", 1, "onnxmill.tasks.data:collect", tools=("numpy",), user_code="data")
 EVALUATION = Step("evaluation-samples", 1, "onnxmill.tasks.data:collect", tools=("numpy",), user_code="data")
@@ -45,7 +45,7 @@ def collect(settings: SampleSettings, data: Path, out: Path) -> int:
 
     def progress(count: int) -> None:
         if count % PROGRESS_EVERY == 0:
-            report_progress(settings.key, count, settings.limit or 0)
+            report_progress(f"{CALLING}{settings.key} {settings.callable}", count, settings.limit or 0)
 
     items = loader.iterate(settings.key, settings.callable)
     return samples.write(

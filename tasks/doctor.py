@@ -90,6 +90,6 @@ def _prefect() -> str:
 
     try:
         httpx.get(f"{url}/health", timeout=5.0).raise_for_status()
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise OnnxmillError(f"{redact(url)} does not answer ({type(error).__name__}); start it or unset it") from error
     return f"{redact(url)} answers"

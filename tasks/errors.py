@@ -9,9 +9,12 @@ from collections.abc import Iterable
 
 
 class OnnxmillError(Exception):
-    """Root of all. `exit_code` is what the command line returns for it."""
+    """Root of all. `exit_code` is what the command line returns for it. The message never holds credentials."""
 
     exit_code = 1
+
+    def __init__(self, message: str) -> None:
+        super().__init__(redact(message))
 
 
 class InputError(OnnxmillError):
@@ -60,13 +63,24 @@ def shorten(text: str, limit: int = 200) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-_CREDENTIALS = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s@'\"]+@")
+_CREDENTIALS = re.compile(
+    r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*://)"
+    r"(?:[^\s'\"/?#:@]*:(?!\d+[/?#])[^\s'\"]*"  # user:password, in which people leave @ and / unescaped; no port
+    r"|[^\s'\"/?#]*)@"  # a user or token alone
+)
+_SECRET_PARAMETER = re.compile(
+    r"(?P<name>[?&][^\s'\"=&#]*(?:token|secret|passw|pwd|api_?key|access_?key|credential|signature|sig)[^\s'\"=&#]*=)"
+    r"[^\s'\"&#]+",
+    re.IGNORECASE,
+)
 
 
 def redact(text: str) -> str:
-    """`text` without the user and password of any URI in it.
+    """`text` without the user and password of any URI in it, and without the values of its secret parameters.
 
     >>> redact("postgresql://me:secret@db/mlflow is down")
     'postgresql://***@db/mlflow is down'
+    >>> redact("https://host/model?version=3&token=secret")
+    'https://host/model?version=3&token=***'
     """
-    return _CREDENTIALS.sub(r"\g<scheme>***@", text)
+    return _SECRET_PARAMETER.sub(r"\g<name>***", _CREDENTIALS.sub(r"\g<scheme>***@", text))

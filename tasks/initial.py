@@ -1,6 +1,11 @@
 """`init`: a commented spec for a given model, ready to be edited."""
 
+import json
+import os
+import re
 from pathlib import Path
+
+import yaml
 
 from onnxmill.tasks import export, isolate, loader
 from onnxmill.tasks.errors import InputError
@@ -39,15 +44,17 @@ variants: [fp32, fp16, int8-dynamic]   # with data.calibration: int8-static too
 # require: [fp32]                      # the run fails (exit 3) when one of these is refused
 
 # Promote the fastest proven variant in the MLflow registry:
-# promote: {{objective: latency, target: cpu, register_as: {name}-onnx}}
+# promote: {{objective: latency, target: cpu, register_as: {model}-onnx}}
 """
 
 
 def initial_spec(model: str, file: str) -> str:
     """A spec for `model`: an .onnx file, or a loader such as "model.py:load", whose signature gives the inputs' names.
 
+    `file` is where the spec will stand: its paths are relative to that folder.
     Raises `InputError` where the model cannot be read or loaded.
     """
+    beside = Path(file).resolve().parent
     if model.endswith(".onnx"):
         path = Path(model)
         if not path.is_file():
@@ -56,18 +63,23 @@ def initial_spec(model: str, file: str) -> str:
             "onnxmill.tasks.initial:describe", {"name": path.name}, step="init", cwd=path.resolve().parent
         )
         inputs = {name: Tensor.model_validate(tensor) for name, tensor in dict(_mapping(found.value)).items()}
-        source = f"  framework: onnx\n  path: {path.name}"
+        source = f"  framework: onnx\n  path: {_scalar(os.path.relpath(path.resolve(), beside))}"
         return _fill(path.stem, source, inputs, file, note="")
     entry = loader.parse_entry("MODEL", model)
     if entry.file and not Path(entry.file).is_file():
         raise InputError("MODEL", model, "no such file; give an .onnx file or file.py:callable")
-    folder = Path(entry.file).resolve().parent if entry.file else Path.cwd()
-    text = f"{Path(entry.file).name}:{entry.attribute}" if entry.file else model
-    found = isolate.run("onnxmill.tasks.initial:parameters", {"text": text}, step="init", cwd=folder)
+    text = model
+    if entry.file:
+        path = Path(os.path.relpath(Path(entry.file).resolve(), beside))
+        if ".." in path.parts:
+            fix = f"write the spec there: --out {Path(entry.file).parent / Path(file).name}"
+            raise InputError("MODEL", model, "must lie in the spec's folder or below it", fix)
+        text = f"{path}:{entry.attribute}"
+    found = isolate.run("onnxmill.tasks.initial:parameters", {"text": text}, step="init", cwd=beside)
     names = list(_list(found.value)) or ["input"]
     inputs = {name: Tensor(dtype="float32", shape=("batch", 3, 224, 224)) for name in names}
-    source = f"  framework: torch\n  loader: {text}\n  files: []          # what the loader reads, such as weights.pt"
-    return _fill(folder.name, source, inputs, file, note="   # <- your model's sizes")
+    source = f"  framework: torch\n  loader: {_scalar(text)}\n  files: []   # what the loader reads, such as weights.pt"
+    return _fill(beside.name, source, inputs, file, note="   # <- your model's sizes")
 
 
 def describe(name: str) -> dict[str, Tensor]:
@@ -91,13 +103,26 @@ def parameters(text: str) -> list[str]:
 def _fill(name: str, source: str, inputs: dict[str, Tensor], file: str, note: str) -> str:
     lines, symbols = [], list[str]()
     for key, tensor in inputs.items():
-        shape = ", ".join(map(str, tensor.shape))
-        bounds = "" if tensor.dtype.startswith("float") else ", range: [0, 100]"
-        lines.append(f"  {key}: {{dtype: {tensor.dtype}, shape: [{shape}]{bounds}}}{note}")
+        shape = ", ".join(_scalar(dim) if isinstance(dim, str) else str(dim) for dim in tensor.shape)
+        bounds = ", range: [0, 100]" if "int" in tensor.dtype else ""
+        lines.append(f"  {_scalar(key)}: {{dtype: {tensor.dtype}, shape: [{shape}]{bounds}}}{note}")
         symbols += [d for d in tensor.shape if isinstance(d, str) and d not in symbols]
-    dims = [f"  {symbol}: [1, {3 + index}]" for index, symbol in enumerate(symbols)]
-    clean = "".join(c if c.isalnum() or c in "._-" else "-" for c in name).strip("._-") or "model"
-    return SPEC.format(name=clean, source=source, inputs="\n".join(lines), dims="\n".join(dims) or "  {}", file=file)
+    dims = [f"  {_scalar(symbol)}: [1, {3 + index}]" for index, symbol in enumerate(symbols)]
+    clean = re.sub(r"[^A-Za-z0-9._-]", "-", name).strip("._-")[:90] or "model"
+    return SPEC.format(
+        name=_scalar(clean),
+        model=clean,
+        source=source,
+        inputs="\n".join(lines),
+        dims="\n".join(dims) or "  {}",
+        file=file,
+    )
+
+
+def _scalar(text: str) -> str:
+    """`text` as YAML: quoted where it would be read as something else (no, 1.5, a#b)."""
+    plain = re.fullmatch(r"[A-Za-z0-9_./:-]+", text) and yaml.safe_load(f"{{{text}: 0}}") == {text: 0}
+    return text if plain else json.dumps(text)
 
 
 def _mapping(value: object) -> dict[str, object]:

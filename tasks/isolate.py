@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -118,6 +118,7 @@ class Child:
             env={**child_environment(), **(environment or {})},
             start_new_session=True,
         )
+        _running.add(self)
 
     def __enter__(self) -> Self:
         return self
@@ -125,13 +126,18 @@ class Child:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def close(self) -> None:
-        """End the child and everything that it started."""
+    def end(self) -> None:
+        """Have the child and everything that it started killed; whoever waits for its answer gets an error."""
         assert self._process.stdin
-        assert self._process.stdout
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()  # the supervisor then kills the worker's group
+
+    def close(self) -> None:
+        """End the child, wait until it is gone, and close what belongs to it."""
+        assert self._process.stdout
+        self.end()
         self._process.wait()
+        _running.discard(self)
         self._process.stdout.close()
         self._log.close()
 
@@ -205,6 +211,25 @@ class Child:
         size = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(self._log_start, size - TAIL_BYTES))
         return redact(self._log.read().decode(errors="replace"))
+
+
+_running: set[Child] = set()  # this process's children: a signal must find them, whichever thread waits for them
+
+
+@contextlib.contextmanager
+def ending_children() -> Iterator[None]:
+    """A block (or, as a decorator, a function) that ends the children it started when it is interrupted or cancelled.
+
+    Threads that wait for a child would otherwise keep the process until the child is done.
+    """
+    before = set(_running)
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception):  # KeyboardInterrupt, SystemExit, a framework's cancellation
+            for child in _running - before:
+                child.end()
+        raise
 
 
 _SECRET = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "API_KEY", "ACCESS_KEY")

@@ -65,6 +65,8 @@ def load_callable(key: str, text: str) -> Callable[..., Any]:
     report_progress(f"{CALLING}{key} {text}", 0)
     with user_code(key, text, "importing it"):
         module = _import_file(Path.cwd() / entry.file) if entry.file else importlib.import_module(entry.module)
+    if not Path(getattr(module, "__file__", None) or "").is_relative_to(Path.cwd()):
+        raise InputError(key, text, "has the name of an installed module, which comes first", "rename your file")
     if not hasattr(module, entry.attribute):
         names = [n for n in vars(module) if not n.startswith("_") and callable(getattr(module, n))]
         raise InputError(key, text, f"has no '{entry.attribute}'; {close_match(entry.attribute, names)}")
@@ -80,6 +82,7 @@ def call(key: str, text: str) -> Any:
     function = load_callable(key, text)
     with user_code(key, text, "calling it"):
         value = function()
+    report_progress(f"called {key}", 0)
     if value is None:
         raise InputError(key, text, "returned None", "return the model" if key == "source.loader" else "yield samples")
     return value
@@ -90,7 +93,10 @@ def iterate(key: str, text: str) -> Iterator[Any]:
     items = call(key, text)
     if not hasattr(items, "__iter__"):
         raise InputError(key, text, f"must yield samples; it returned a {type(items).__name__}")
-    iterator, index = iter(items), 0
+    report_progress(f"{CALLING}{key} {text}", 0)
+    with user_code(key, text, "iterating over it"):
+        iterator = iter(items)
+    index = 0
     while True:
         with user_code(key, text, f"taking sample {index} of it"):
             try:

@@ -2,7 +2,8 @@
 never lower by more than a limit, with a paired bootstrap interval of the drop."""
 
 import json
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +20,19 @@ from onnxmill.tasks.export import TOOLS, SourceSettings, module_of
 from onnxmill.tasks.findings import Finding, finding
 from onnxmill.tasks.isolate import report_progress
 from onnxmill.tasks.proof import MODEL
+from onnxmill.tasks.reference import named
 from onnxmill.tasks.report import MetricRow
 from onnxmill.tasks.spec import Contract, Framework, Metric
 from onnxmill.tasks.step import Step
 
 OUTPUTS, SCORES = "outputs.npz", "scores.json"
 SEED = 20240611
-PROGRESS_EVERY = 100
+BATCH = 32
+"""Samples that the source framework takes at once, where it can."""
+FEW_SAMPLES = 30
+"""Below this number equal scores say nothing: they have no spread, and so an interval of no width."""
 
-Predict = Callable[[dict[str, Array]], dict[str, Array]]
+Predict = Callable[[list[dict[str, Array]]], list[dict[str, Array]]]
 
 
 class SourceOutputsSettings(BaseModel):
@@ -65,38 +70,63 @@ def source_outputs_step(framework: Framework) -> Step:
 
 def source_outputs(settings: SourceOutputsSettings, source: Path, evaluation: Path, out: Path) -> int:
     """The source framework's outputs on every evaluation sample, in `out`; how many."""
-    framework, names = module_of(settings.source.framework), settings.contract.output_names
+    framework = module_of(settings.source.framework)
     model = framework.load(settings.source)
 
-    def predict(inputs: dict[str, Array]) -> dict[str, Array]:
-        ordered = {name: inputs[name] for name in settings.contract.input_names}
-        raw = framework.predict(model, ordered)
-        by_name = dict(raw)
-        if set(names) == set(by_name):
-            return by_name
-        return {name: array for name, (_, array) in zip(names, raw, strict=True)}
+    def predict(batch: list[dict[str, Array]]) -> list[dict[str, Array]]:
+        stacked = {name: np.concatenate([inputs[name] for inputs in batch]) for name in settings.contract.input_names}
+        outputs = named(settings.contract, framework.predict(model, stacked))
+        if len(batch) == 1:  # whole: outputs may lack a batch axis
+            return [outputs]
+        return [{name: array[i : i + 1] for name, array in outputs.items()} for i in range(len(batch))]
 
-    return _write_outputs(predict, evaluation, out)
+    return _write_outputs(predict, evaluation, out, batch=BATCH if batched(settings.contract) else 1)
 
 
 def model_outputs(settings: ModelOutputsSettings, model: Path, evaluation: Path, out: Path) -> int:
     """An ONNX model's outputs on every evaluation sample, in `out`; how many."""
     session = contract_module.open_session(model / MODEL)
-    return _write_outputs(lambda inputs: contract_module.run(session, settings.contract, inputs), evaluation, out)
+    return _write_outputs(
+        lambda batch: [contract_module.run(session, settings.contract, inputs) for inputs in batch],
+        evaluation,
+        out,
+        batch=1,  # as it is served: a dynamic recipe's ranges depend on what else is in the batch
+    )
 
 
-def _write_outputs(predict: Predict, evaluation: Path, out: Path) -> int:
-    import zipfile
+def batched(contract: Contract) -> bool:
+    """Whether samples can be stacked: one dynamic dim is the first of every input and of every output."""
+    first = {t.shape[0] if t.shape else 1 for t in [*contract.inputs.values(), *contract.outputs.values()]}
+    return len(first) == 1 and isinstance(first.pop(), str)
 
+
+def _write_outputs(predict: Predict, evaluation: Path, out: Path, *, batch: int) -> int:
+    """Stream the samples through `predict`, at most `batch` of one shape at a time; how many there were."""
     total, count = len(samples.hashes(evaluation)), 0
     with zipfile.ZipFile(out / OUTPUTS, "w", zipfile.ZIP_STORED) as archive:
-        for sample in samples.read(evaluation):
-            for name, array in predict(sample.inputs).items():
-                samples.append(archive, f"{count:06d}/{name}", array)
-            count += 1
-            if count % PROGRESS_EVERY == 0:
-                report_progress("evaluation", count, total)
+        for group in _batches((sample.inputs for sample in samples.read(evaluation)), batch):
+            for outputs in predict(group):
+                for name, array in outputs.items():
+                    samples.append(archive, f"{count:06d}/{name}", array)
+                count += 1
+            report_progress("evaluation", count, total)
     return count
+
+
+def _batches(stream: Iterable[dict[str, Array]], size: int) -> Iterator[list[dict[str, Array]]]:
+    """Neighbours of one shape, `size` at most, in order."""
+
+    def shapes(inputs: dict[str, Array]) -> dict[str, tuple[int, ...]]:
+        return {name: array.shape for name, array in inputs.items()}
+
+    group: list[dict[str, Array]] = []
+    for inputs in stream:
+        if group and (len(group) == size or shapes(inputs) != shapes(group[0])):
+            yield group
+            group = []
+        group.append(inputs)
+    if group:
+        yield group
 
 
 def score(settings: ScoreSettings, metric: Path, outputs: Path, evaluation: Path, out: Path) -> float:
@@ -123,6 +153,8 @@ def _score(
     with loader.user_code("metric.fn", text, f"scoring sample {index} with it"):
         value = function(outputs, label.item() if label is not None and label.ndim == 0 else label)
     try:
+        if isinstance(value, str | bytes):
+            raise TypeError("text, even where it reads as a number")
         number = float(value)  # type: ignore[arg-type]  # whatever the user returns: the error says what it must be
     except (TypeError, ValueError) as error:
         kind = type(value).__name__
@@ -142,7 +174,8 @@ def judge(
     """Compare the scores a sample, [samples], of the source and of a variant.
 
     The drop is mean(source) - mean(variant); its 95 % interval is a paired bootstrap. Refused: a score below
-    `metric.min` (GATE005), a drop above `metric.max_drop` (GATE006). Warned: an interval that reaches beyond (GATE009).
+    `metric.min` (GATE005), a drop above `metric.max_drop` (GATE006). Warned: an interval that reaches beyond, or fewer
+    than `FEW_SAMPLES` samples (GATE009).
     """
     drop = float(np.mean(source - variant))
     low, high = paired_mean_interval(source - variant, seed=SEED)
@@ -159,7 +192,7 @@ def judge(
     if not drop <= metric.max_drop:
         detail = f"{drop:.4f} [{low:.4f}, {high:.4f}] on {len(source)} samples, must be at most {metric.max_drop:g}"
         findings.append(finding("GATE006", "metric", detail, measured=drop, limit=metric.max_drop))
-    elif high > metric.max_drop:
+    elif high > metric.max_drop or len(source) < FEW_SAMPLES:
         detail = f"{drop:.4f} [{low:.4f}, {high:.4f}] on {len(source)} samples, limit {metric.max_drop:g}"
         findings.append(finding("GATE009", "metric", detail, measured=high, limit=metric.max_drop))
     return row, findings

@@ -8,8 +8,10 @@ user's code in a copy of its part alone: what was not found or declared is missi
 
 import ast
 import sys
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
+from importlib.machinery import all_suffixes
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -41,32 +43,29 @@ class Pack(BaseModel):
 def pack(spec: Spec, folder: Path, store: Store) -> Pack:
     """Pack a spec that stands in `folder`. Raises `InputError` for a missing file or a loader outside the roots."""
     source = {"source.loader": spec.source.loader} if spec.source.loader else {}
-    declared = {"source.files": spec.source.files}
+    declared, base = {"source.files": spec.source.files}, folder
     if spec.source.path:
         declared["source.path"] = (spec.source.path,)
+        base = expand(spec.source.path, folder).parent  # a model finds its external data from where it lies
     data = {f"data.{k}": v for k in ("calibration", "evaluation") if (v := getattr(spec.data, k))}
     return Pack(
-        source=_part(source, declared, folder, store),
-        data=_part(data, {"data.files": spec.data.files}, folder, store) if data else None,
-        metric=_part({"metric.fn": spec.metric.fn}, {"metric.files": spec.metric.files}, folder, store)
+        source=_part(source, declared, folder, base, store),
+        data=_part(data, {"data.files": spec.data.files}, folder, folder, store) if data else None,
+        metric=_part({"metric.fn": spec.metric.fn}, {"metric.files": spec.metric.files}, folder, folder, store)
         if spec.metric
         else None,
     )
 
 
-def name_in_pack(declared: str, folder: Path) -> str:
-    """Where a declared file lies in its part: its path below the spec's folder, or else its own name."""
-    path = expand(declared, folder)
-    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
-
-
-def _part(entries: dict[str, str], declared: dict[str, tuple[str, ...]], folder: Path, store: Store) -> Part:
+def _part(
+    entries: dict[str, str], declared: dict[str, tuple[str, ...]], folder: Path, base: Path, store: Store
+) -> Part:
+    """A declared file lies in its part under its path below `base`, or else under its own name."""
     files: dict[str, Path] = {}
     tools: dict[str, str] = {}
     roots = allowed_roots()
     for key, text in entries.items():
-        sources = _Sources(roots)
-        sources.add_entry(key, text, folder)
+        sources = _Sources(key, text, folder, roots)
         files |= sources.files
         tools |= {name: installed_version(name) for name in sorted(sources.distributions)}
     for key, names in declared.items():
@@ -75,62 +74,76 @@ def _part(entries: dict[str, str], declared: dict[str, tuple[str, ...]], folder:
             if not path.is_file():
                 what = "is a folder; name its files" if path.is_dir() else "no such file"
                 raise InputError(key, name, what, f"looked for {path}")
-            files[name_in_pack(name, folder)] = path
+            if path.name.endswith(tuple(all_suffixes())):  # it lies where imports look first
+                root_of(key, name, path, roots)
+            packed = path.relative_to(base).as_posix() if path.is_relative_to(base) else path.name
+            if files.setdefault(packed, path).resolve() != path.resolve():
+                raise InputError(key, name, f"has the name of another file, {files[packed]}", "rename one of the two")
     return Part(artifact=store.add(files), tools=tools)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A folder in which imports look, and the folder below which its files have their names in the pack."""
+
+    search: Path
+    base: Path
 
 
 class _Sources:
     """The files of an entrypoint and of what it imports, by reading the sources; nothing is executed."""
 
-    def __init__(self, roots: list[Path]) -> None:
-        self.roots = roots
+    def __init__(self, key: str, text: str, folder: Path, roots: list[Path]) -> None:
+        self.key, self.text, self.roots = key, text, roots
         self.files: dict[str, Path] = {}
         self.distributions: set[str] = set()
-
-    def add_entry(self, key: str, text: str, folder: Path) -> None:
+        allowed = any(folder.resolve().is_relative_to(root) for root in roots)
+        self.places = [_Place(root, root) for root in ([folder] if allowed else []) + roots]
         entry = parse_entry(key, text)
         if entry.file:
-            path = (folder / entry.file).resolve()
-            if not path.is_file():
-                raise InputError(key, text, "no such file", f"looked for {path}")
-            root = root_of(key, text, path, self.roots)
-            base = folder.resolve() if path.is_relative_to(folder.resolve()) else root
-            if not path.is_relative_to(base / Path(entry.file).parent):
-                raise InputError(key, text, "must lie in the spec's folder or below it")
-            self._add_file(path, base, [path.parent, *self.roots], key)
-        else:
-            for root in [folder.resolve(), *self.roots]:
-                if _module_files(entry.module, root):
-                    root_of(key, text, root, self.roots)
-                    self._add_module(entry.module, [root, *self.roots], key)
-                    return
-            allowed = ", ".join(map(str, self.roots)) or "none"
-            raise InputError(key, text, f"no such module in the folders whose code may run ({allowed})")
+            self._add_entry_file(Path(entry.file), folder)
+        elif not self._add_module(entry.module):
+            shown = ", ".join(map(str, roots)) or "none"
+            raise InputError(key, text, f"no such module in the folders whose code may run ({shown})")
 
-    def _add_file(self, path: Path, base: Path, search: list[Path], key: str) -> None:
-        name = path.relative_to(base).as_posix()
+    def _add_entry_file(self, file: Path, folder: Path) -> None:
+        if file.is_absolute() or ".." in file.parts:
+            raise InputError(
+                self.key, self.text, "must lie in the spec's folder or below it", "give its path from there"
+            )
+        path = folder / file
+        if not path.is_file():
+            raise InputError(self.key, self.text, "no such file", f"looked for {path}")
+        # as when Python runs the file, imports look beside it first
+        self.places.insert(0, _Place(path.parent, folder))
+        self._add_file(path, self.places[0])
+
+    def _add_file(self, path: Path, place: _Place) -> None:
+        name = path.relative_to(place.base).as_posix()
         if name in self.files:
             return
+        root_of(self.key, self.text, path, self.roots)  # a link may lead out of them
         self.files[name] = path
         try:
             tree = ast.parse(path.read_bytes(), filename=str(path))
         except (SyntaxError, ValueError) as error:
             line = f" at line {error.lineno}" if isinstance(error, SyntaxError) else ""
-            raise InputError(key, path.name, f"is not valid Python{line}: {error}") from error
-        package = ".".join(path.relative_to(base).parent.parts)
-        for module in _imported(tree, package):
-            self._add_module(module, search, key)
+            raise InputError(self.key, path.name, f"is not valid Python{line}: {error}") from error
+        for module in _imported(tree, path.relative_to(place.search).parent.parts):
+            self._add_module(module)
 
-    def _add_module(self, module: str, search: list[Path], key: str) -> None:
-        for root in search:
-            paths = _module_files(module, root)
+    def _add_module(self, module: str) -> bool:
+        """Add the files that importing `module` runs, or note its distribution; whether it has files here."""
+        for place in self.places:
+            paths = _module_files(module, place.search)
+            for path in paths:
+                self._add_file(path, place)
             if paths:
-                for path in paths:
-                    self._add_file(path, root, search, key)
-                return
+                return True
         top = module.split(".")[0]
         if top not in sys.stdlib_module_names:
             self.distributions |= set(_distributions().get(top, ()))
+        return False
 
 
 def _module_files(module: str, root: Path) -> list[Path]:
@@ -144,17 +157,17 @@ def _module_files(module: str, root: Path) -> list[Path]:
     return []
 
 
-def _imported(tree: ast.Module, package: str) -> list[str]:
-    """Dotted names that a module may import, anywhere in it: `from a import b` may mean module a or module a.b."""
+def _imported(tree: ast.Module, package: tuple[str, ...]) -> list[str]:
+    """Dotted names that a module of `package` may import, anywhere in it: `from a import b` may mean a or a.b."""
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            origin = ".".join([*above, node.module] if node.module else above)
-            names += [origin] if origin else []
-            names += [f"{origin}.{alias.name}".lstrip(".") for alias in node.names]
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            origin = (*above, *([node.module] if node.module else []))
+            names += [".".join(origin)] if origin else []
+            names += [".".join((*origin, alias.name)) for alias in node.names]
     return names
 
 

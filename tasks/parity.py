@@ -143,7 +143,9 @@ def _compare_output(
     error = np.abs(out - ref)
     max_abs, span = float(error.max()), float(ref.max() - ref.min())
     scale = span or float(np.abs(ref).max()) or 1.0  # a constant output has no range: relative to its value
-    noise, signal = float(np.sum(error**2)), float(np.sum(ref**2))
+    peak = max(float(np.abs(ref).max()), float(np.abs(out).max())) or 1.0
+    ref, out = ref / peak, out / peak  # ratios do not depend on it; squares of very large or small values would
+    noise, signal = float(np.sum((out - ref) ** 2)), float(np.sum(ref**2))
     if noise == 0.0:
         sqnr_db = SQNR_EXACT_DB
     elif signal == 0.0:

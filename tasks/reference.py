@@ -69,7 +69,7 @@ def compute(settings: ReferenceSettings, source: Path, out: Path, real: Path | N
                 given = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
                 text = f"{type(error).__name__}: {' '.join(str(error).split())}"
                 raise InputError("inputs", None, f"the model does not take them ({given}): {text}") from error
-            outputs = _named(contract, raw)
+            outputs = named(contract, raw)
             shapes.append((_sizes(contract, inputs), outputs))
             cases.append(archive, index, Case(kind, inputs, outputs))
             counts[kind] += 1
@@ -87,10 +87,8 @@ def parity_inputs(contract: Contract, real: Path | None) -> Iterator[tuple[Kind,
     """For each size of the dynamic dims: real samples in batches, then made-up values."""
     pool = _pool(real)
     bounds = _bounds(contract, pool)
-    rounds = max((len(sizes) for sizes in contract.dims.values()), default=1)
     offset = seed = 0
-    for round_ in range(rounds):
-        sizes = {dim: values[round_ % len(values)] for dim, values in contract.dims.items()}
+    for sizes in _rounds(contract.dims):
         batch = _batch_size(contract, sizes)
         for _ in range(REAL_CASES if pool else 0):
             chosen = [pool[(offset + i) % len(pool)] for i in range(batch)]
@@ -102,6 +100,14 @@ def parity_inputs(contract: Contract, real: Path | None) -> Iterator[tuple[Kind,
                 {n: _random(contract.inputs[n], sizes, bounds[n], SEED + seed, n) for n in contract.input_names},
             )
             seed += 1
+
+
+def _rounds(dims: dict[str, tuple[int, ...]]) -> list[dict[str, int]]:
+    """Sizes to run at: the first of every dim; each dim's others alone, so that no dim passes for another; all last."""
+    first = {dim: sizes[0] for dim, sizes in dims.items()}
+    alone = [first | {dim: size} for dim, sizes in dims.items() for size in sizes[1:]]
+    last = [{dim: sizes[-1] for dim, sizes in dims.items()}] if len(dims) > 1 else []
+    return [first, *alone, *last]
 
 
 def _pool(real: Path | None) -> list[dict[str, Array]]:
@@ -155,8 +161,10 @@ def _random(want: Tensor, sizes: dict[str, int], bounds: tuple[float, float] | N
 # --- outputs ---------------------------------------------------------------------------------------------------------
 
 
-def _named(contract: Contract, raw: list[tuple[str, Array]]) -> dict[str, Array]:
+def named(contract: Contract, raw: list[tuple[str, Array]]) -> dict[str, Array]:
     """The outputs under the contract's names, or under the source's own where the contract has none."""
+    if not raw:
+        raise InputError("outputs", None, "the model gives no output")
     names = list(contract.output_names) or [name or f"output_{i}" for i, (name, _) in enumerate(raw)]
     if len(names) != len(raw):
         raise InputError("outputs", names, f"the model gives {len(raw)} output(s), the spec names {len(names)}")
@@ -166,6 +174,8 @@ def _named(contract: Contract, raw: list[tuple[str, Array]]) -> dict[str, Array]
     by_name = dict(raw)
     if set(names) == set(by_name):  # the source has names of its own: order is the spec's
         return {name: by_name[name] for name in names}
+    if set(names) & set(by_name):  # neither the source's names nor new ones for all: order would be a guess
+        raise InputError("outputs", names, f"the model names its outputs {list(by_name)}", "use these names, or none")
     return {name: array for name, (_, array) in zip(names, raw, strict=True)}
 
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import onnx
-import onnxsim
 
 from onnxmill.tasks import parity, proof
 from onnxmill.tasks.findings import finding, refused
@@ -16,10 +15,13 @@ STEP = Step("simplify", 1, "onnxmill.tasks.simplify:simplify", tools=("onnxsim",
 
 def simplify(settings: GraphSettings, model: Path, reference: Path, out: Path) -> Proof:
     """The simplified model, or the model as it was with finding SIM001 that says why."""
+    import onnxsim  # here, in the child: it imports torch where it finds it
+
     before = model / MODEL
     raw = out.parent / "simplified.onnx"
     contract, stamp = settings.contract, settings.stamp
     original = onnx.load(str(before))
+    size_bytes = sum(file.stat().st_size for file in model.iterdir())
     try:
         simplified, _ = onnxsim.simplify(original)
     except Exception as error:  # noqa: BLE001  onnxsim raises whatever its C++ throws; an optional step is not fatal
@@ -29,9 +31,14 @@ def simplify(settings: GraphSettings, model: Path, reference: Path, out: Path) -
         trial = out.parent / "trial"
         trial.mkdir()
         proved = proof.publish(raw, trial, contract, stamp, reference)
-        reason = _why_not(proved, nodes=len(original.graph.node), size_bytes=before.stat().st_size)
+        dropped = {i.name for i in original.graph.input} - {i.name for i in simplified.graph.input}
+        if dropped:  # an input with a default: no part of the contract, but a caller may set it
+            reason = f"onnxsim dropped input {', '.join(sorted(dropped))}"
+        else:
+            reason = _why_not(proved, nodes=len(original.graph.node), size_bytes=size_bytes)
         if not reason:
-            (trial / MODEL).replace(out / MODEL)
+            for file in trial.iterdir():
+                file.replace(out / file.name)
             saved = len(original.graph.node) - proved.nodes
             return proved.model_copy(update={"note": f"onnxsim: {proved.nodes} nodes, {saved} fewer"})
     kept = proof.publish(before, out, contract, stamp, reference, note="kept as it was")

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -45,7 +46,7 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 class Strict(BaseModel):
     """Base of every part of a spec: frozen, and no unknown key."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Tensor(Strict):
@@ -55,15 +56,25 @@ class Tensor(Strict):
     shape: tuple[Dim, ...] = Field(description="sizes; a name makes a dynamic dim, e.g. [batch, 3, 224, 224]")
     range: tuple[float, float] | None = Field(None, description="bounds of made-up values, for integers [lo, hi)")
 
-    @field_validator("shape")
+    @field_validator("shape", mode="before")
     @classmethod
-    def _positive(cls, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
-        for dim in shape:
-            if isinstance(dim, int) and dim < 1:
+    def _sizes_and_names(cls, shape: object) -> object:
+        for dim in shape if isinstance(shape, list | tuple) else ():
+            if isinstance(dim, str):
+                if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", dim):
+                    raise ValueError(f"'{dim}' is no name of a dim: letters, digits and _ only")
+            elif not isinstance(dim, int) or isinstance(dim, bool):  # YAML reads yes and on as true
+                raise ValueError(f"{dim!r} is neither a size (a whole number) nor the name of a dim")
+            elif dim < 1:
                 raise ValueError(f"size {dim} must be at least 1; give a dynamic dim a name, such as 'batch'")
-            if isinstance(dim, str) and not re.match(r"^[A-Za-z_]\w*$", dim):
-                raise ValueError(f"'{dim}' is no name of a dim: letters, digits and _ only")
         return shape
+
+    @field_validator("range")
+    @classmethod
+    def _ascending(cls, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
+        if bounds and not bounds[0] < bounds[1]:
+            raise ValueError("must be [low, high] with low below high")
+        return bounds
 
 
 def _as_list(value: object) -> object:
@@ -254,8 +265,8 @@ def load(path: Path) -> Spec:
 def parse(text: str, origin: str = "spec") -> Spec:
     """A spec from YAML text; `origin` names it in errors."""
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        value = yaml.load(text, _Once)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date or number of impossible digits
         raise InputError(origin, None, f"is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(value, dict):
         raise InputError(origin, None, "must be a mapping of keys, beginning with `version: 1`")
@@ -265,9 +276,21 @@ def parse(text: str, origin: str = "spec") -> Spec:
         raise _explain(error, origin) from error
 
 
+class _Once(yaml.SafeLoader):
+    """Safe YAML in which no key is there twice: the second would silently win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set[str]()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key '{key.value}' is there twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def _explain(error: ValidationError, origin: str) -> InputError:
     """The first fault of pydantic's list, in our words; how many more there are."""
-    faults = error.errors()
+    faults = [f for f in error.errors() if not _other_branch(f["loc"], f["input"])] or error.errors()
     fault = next((f for f in faults if f["type"] == "extra_forbidden"), faults[0])
     where = [str(part) for part in fault["loc"] if not str(part).startswith(("function-", "dict[", "tuple["))]
     key, value = ".".join(where) or origin, fault.get("input")
@@ -277,7 +300,7 @@ def _explain(error: ValidationError, origin: str) -> InputError:
             expected = f"unknown key; {close_match(where[-1], _keys_at(fault['loc'][:-1]))}"
         case "literal_error":
             choices = re.findall(r"'([^']*)'", str(context.get("expected", "")))
-            expected = close_match(str(value), choices) if choices else fault["msg"]
+            expected = close_match(str(value), choices) if choices else f"must be {context['expected']}"
         case "missing":
             value, expected = None, "is required"
         case "value_error":
@@ -285,10 +308,20 @@ def _explain(error: ValidationError, origin: str) -> InputError:
                 (None if isinstance(value, dict) else value),
                 str(context.get("error", fault["msg"])),
             )
+        case "model_type" | "dict_type":
+            expected = "must be a mapping of keys"
+        case "tuple_type":
+            expected = "must be a list"
         case _:
             expected = fault["msg"][0].lower() + fault["msg"][1:]
     more = f"{len(faults) - 1} more fault(s) after this one" if len(faults) > 1 else ""
     return InputError(key, value, expected, more)
+
+
+def _other_branch(location: tuple[int | str, ...], value: object) -> bool:
+    """Whether a fault is only that a list is no mapping, or another value no list, of a key that may be either."""
+    branch = str(location[-1]) if location else ""
+    return branch.startswith("dict[" if isinstance(value, list) else "tuple[")
 
 
 def _keys_at(location: tuple[int | str, ...]) -> list[str]:
@@ -313,4 +346,4 @@ def home() -> Path:
     """Where onnxmill keeps its store and embedded databases: `ONNXMILL_HOME`, or the user's data directory."""
     from platformdirs import user_data_path
 
-    return Path(os.environ.get("ONNXMILL_HOME") or user_data_path("onnxmill"))
+    return Path(os.environ.get("ONNXMILL_HOME") or user_data_path("onnxmill")).absolute()  # children run elsewhere

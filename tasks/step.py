@@ -5,6 +5,7 @@ is the folder of an artifact; files that it writes to the folder `out` become th
 returns (a pydantic model or JSON) goes into the record.
 """
 
+import math
 import os
 import sys
 import time
@@ -137,7 +138,7 @@ def _in_child(
     for name, artifact in inputs.items():
         if name == step.user_code:
             folders[name] = work / name
-            store.link(artifact, folders[name])
+            store.copy(artifact, folders[name])
         else:
             folders[name] = store.open(artifact)
     doing = ""
@@ -157,8 +158,7 @@ def _in_child(
             limits=limits,
             cwd=folders[step.user_code] if step.user_code else work,
             log=log,
-            # sets iterate in one order; sources leave no byte code beside them
-            environment={"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"},
+            environment=CHILD_ENVIRONMENT,
             on_progress=follow,
         )
     except StepError as error:
@@ -168,6 +168,12 @@ def _in_child(
             raise InputError(key, value, expected, "it hangs, or ONNXMILL_STEP_TIMEOUT_S is too short") from error
         raise
 
+
+CHILD_ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",  # sets iterate in one order
+    "PYTHONDONTWRITEBYTECODE": "1",  # sources leave no byte code beside them
+    "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while another step works slow both a hundredfold
+}
 
 CALLING = "calling "
 """Progress that begins so says that the user's code has the word: "calling <key> <value>"."""
@@ -182,7 +188,7 @@ def timeout_s() -> float:
     """Seconds that one step may take: the setting ONNXMILL_STEP_TIMEOUT_S, by default an hour."""
     text = os.environ.get("ONNXMILL_STEP_TIMEOUT_S", "")
     with suppress(ValueError):
-        if not text or float(text) > 0:
+        if not text or 0 < float(text) < math.inf:
             return float(text or DEFAULT_TIMEOUT_S)
     raise InputError("ONNXMILL_STEP_TIMEOUT_S", text, "must be a number of seconds above 0")
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime

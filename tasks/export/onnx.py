@@ -1,7 +1,9 @@
 """ONNX as a source: the file is the export; ONNX Runtime without optimisation, at the source's opset, its oracle."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import onnx
 import onnxruntime
@@ -9,14 +11,24 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
 from onnxmill.calibration.samples import Array
+from onnxmill.tasks import proof
+from onnxmill.tasks.contract import opset_of
 from onnxmill.tasks.errors import InputError
 from onnxmill.tasks.export import SourceSettings
 from onnxmill.tasks.machine import threads
-from onnxmill.tasks.spec import Contract, Tensor
+from onnxmill.tasks.spec import Contract, Dtype, Tensor
 
 
-def load(settings: SourceSettings) -> Path:
-    """The model's path, once the checker accepts it. Raises `InputError` for a broken file."""
+@dataclass(frozen=True)
+class Source:
+    """A model file and an open session on it."""
+
+    path: Path
+    session: onnxruntime.InferenceSession
+
+
+def load(settings: SourceSettings) -> Source:
+    """The model, once the checker accepts it and a session opens. Raises `InputError` where one does not."""
     assert settings.path
     path = Path.cwd() / settings.path
     try:
@@ -24,37 +36,55 @@ def load(settings: SourceSettings) -> Path:
     except (onnx.checker.ValidationError, DecodeError, RuntimeError) as error:
         text = " ".join(str(error).split())
         raise InputError("source.path", settings.path, f"is not a valid ONNX model: {text}") from error
-    return path
-
-
-def predict(model: Path, inputs: Mapping[str, Array]) -> list[tuple[str, Array]]:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = threads()
-    session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    return list(zip(names, session.run(None, dict(inputs)), strict=True))
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime has no root class of its errors
+        text = " ".join(str(error).split())
+        raise InputError("source.path", settings.path, f"no ONNX Runtime session opens on it: {text}") from error
+    return Source(path, session)
 
 
-def write(model: Path, contract: Contract, path: Path) -> str:
-    proto = onnx.load(str(model))
-    onnx.save(proto, str(path))
-    opset = next(o.version for o in proto.opset_import if o.domain in ("", "ai.onnx"))
-    return f"taken as it is, opset {opset}"
+def predict(model: Source, inputs: Mapping[str, Array]) -> list[tuple[str, Array]]:
+    names = [output.name for output in model.session.get_outputs()]
+    return list(zip(names, model.session.run(None, dict(inputs)), strict=True))
+
+
+def write(model: Source, contract: Contract, path: Path) -> str:
+    proto = onnx.load(str(model.path))
+    proof.save(proto, path)
+    return f"taken as it is, opset {opset_of(proto)}"
 
 
 def describe(path: Path) -> dict[str, Tensor]:
-    """The inputs of an ONNX file as a spec writes them; a size that is not fixed gets its name in the file, or one."""
+    """The inputs of an ONNX file as a spec writes them; a size that is not fixed gets its name in the file, or one.
+
+    Raises `InputError` for an input that a spec cannot describe: of another dtype, no tensor, without a shape.
+    """
     proto = onnx.load(str(path), load_external_data=False)
     known = {initializer.name for initializer in proto.graph.initializer}
     return {value.name: _tensor(value) for value in proto.graph.input if value.name not in known}
 
 
 def _tensor(value: onnx.ValueInfoProto) -> Tensor:
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        raise InputError(f"inputs.{value.name}", None, "the file gives no shape for it", "give `inputs:` in the spec")
     shape: list[int | str] = []
-    for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-        name = "".join(c if c.isalnum() else "_" for c in dim.dim_param) or ("batch" if axis == 0 else f"dim_{axis}")
-        shape.append(dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else name)
-    dtype = TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower()
+    for axis, dim in enumerate(tensor.shape.dim):
+        shape.append(dim.dim_value if dim.dim_value > 0 else _dim_name(dim.dim_param, axis))
+    dtype = TensorProto.DataType.Name(tensor.elem_type).lower()
     dtype = {"float": "float32", "double": "float64"}.get(dtype, dtype)
+    if dtype not in get_args(Dtype):
+        raise InputError(f"inputs.{value.name}.dtype", dtype, f"must be one of {', '.join(get_args(Dtype))}")
     return Tensor.model_validate({"dtype": dtype, "shape": shape})
+
+
+def _dim_name(name: str, axis: int) -> str:
+    """A name that a spec allows for a dim: the file's own as far as that goes."""
+    plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
+    if plain:
+        return f"dim_{plain}" if plain[0].isdigit() else plain
+    return "batch" if axis == 0 else f"dim_{axis}"

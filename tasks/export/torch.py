@@ -4,15 +4,17 @@ The dynamo exporter does not honour opsets below 18 (it returns 18 without a wor
 proven by values afterwards, so a size or a branch that was baked in does not pass.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 
 from onnxmill.calibration.samples import Array
-from onnxmill.tasks import loader
+from onnxmill.tasks import loader, proof
 from onnxmill.tasks.errors import InputError
 from onnxmill.tasks.export import SourceSettings
 from onnxmill.tasks.machine import threads
@@ -34,7 +36,11 @@ def load(settings: SourceSettings) -> torch.nn.Module:
 
 
 def predict(model: torch.nn.Module, inputs: Mapping[str, Array]) -> list[tuple[str, Array]]:
-    """The module's outputs, flattened, with their keys where it returns a mapping ("" elsewhere)."""
+    """The module's outputs, flattened, with their keys where it returns a mapping ("" elsewhere).
+
+    Raises `InputError` where `forward` has parameters of these names in another place: inputs are given by position.
+    """
+    _check_order(model, list(inputs))
     with torch.inference_mode():
         value = model(*(_tensor(array) for array in inputs.values()))
     return [(name, tensor.detach().cpu().numpy()) for name, tensor in _flatten(value)]
@@ -44,6 +50,9 @@ def write(model: torch.nn.Module, contract: Contract, path: Path) -> str:
     """Export to `path`. The route is the note."""
     example = tuple(_example(contract))
     inputs, outputs = list(contract.input_names), list(contract.output_names)
+    with torch.inference_mode():
+        own = [name for name, _ in _flatten(model(*example))]
+    named = outputs if sorted(own) != sorted(outputs) else own  # exporters name outputs in the model's own order
     if contract.opset >= DYNAMO_MIN_OPSET:
         symbols = {dim: torch.export.Dim(dim) for dim in contract.dims}
         shapes = tuple(
@@ -57,11 +66,12 @@ def write(model: torch.nn.Module, contract: Contract, path: Path) -> str:
             opset_version=contract.opset,
             dynamic_shapes=shapes,
             input_names=inputs,
-            output_names=outputs,
+            output_names=named,
             verbose=False,
         )
         assert program is not None
         program.save(path, external_data=False)
+        _in_order(path, outputs)
         return "dynamo exporter"
     tensors = {**contract.inputs, **contract.outputs}
     axes = {
@@ -76,10 +86,28 @@ def write(model: torch.nn.Module, contract: Contract, path: Path) -> str:
         opset_version=contract.opset,
         dynamic_axes=axes,
         input_names=inputs,
-        output_names=outputs,
+        output_names=named,
         verbose=False,
     )
+    _in_order(path, outputs)
     return f"TorchScript exporter (dynamo starts at opset {DYNAMO_MIN_OPSET})"
+
+
+def _check_order(model: torch.nn.Module, names: list[str]) -> None:
+    try:
+        taken = list(inspect.signature(model.forward).parameters)
+    except (TypeError, ValueError):  # a compiled module need not have a signature
+        return
+    if set(names) <= set(taken) and names != taken[: len(names)]:
+        fix = "inputs are given by position: list them as forward takes them"
+        raise InputError("inputs", names, f"forward's parameters are {taken}", fix)
+
+
+def _in_order(path: Path, names: list[str]) -> None:
+    """Put the outputs of the file in the order of the contract."""
+    proto = onnx.load(str(path))
+    proto.graph.output.sort(key=lambda value: names.index(value.name))
+    proof.save(proto, path)
 
 
 def _example(contract: Contract) -> list[torch.Tensor]:

@@ -50,7 +50,7 @@ def load_for(settings: RecipeSettings, path: Path) -> onnx.ModelProto:
     """The graph to quantize, with a name for every node. Raises `InputError` for an unknown name in `exclude`."""
     model = onnx.load(str(path))
     name_nodes(model)
-    names = [node.name for node in model.graph.node]
+    names = [node.name for node in nodes_of(model.graph)]
     for name in settings.exclude:
         if name not in names:
             raise InputError("variants.exclude", name, f"no such node; {close_match(name, names)}")
@@ -58,9 +58,26 @@ def load_for(settings: RecipeSettings, path: Path) -> onnx.ModelProto:
 
 
 def name_nodes(model: onnx.ModelProto) -> None:
-    """Give every node without a name, or with one that is taken, a name of its own. Edits `model`."""
-    taken: set[str] = set()
-    for index, node in enumerate(model.graph.node):
-        if not node.name or node.name in taken:
+    """Give every node without a name, or with one that is taken, a name of its own. Edits `model`.
+
+    A name that the model gives stays with the first node that has it: it is what `exclude` means.
+    """
+    given = {node.name for node in nodes_of(model.graph)}
+    seen: set[str] = set()
+    for index, node in enumerate(nodes_of(model.graph)):
+        if not node.name or node.name in seen:
             node.name = f"{node.op_type}_{index}"
-        taken.add(node.name)
+            while node.name in given | seen:
+                node.name += "_"
+        seen.add(node.name)
+
+
+def nodes_of(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """All nodes, those of If and Loop bodies included."""
+    return [found for node in graph.node for found in with_bodies(node)]
+
+
+def with_bodies(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """A node and all nodes of its bodies."""
+    bodies = [body for attribute in node.attribute for body in (attribute.g, *attribute.graphs)]
+    return [node, *(found for body in bodies for found in nodes_of(body))]

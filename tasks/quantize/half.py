@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
 from onnxruntime.transformers.float16 import convert_float_to_float16
 from onnxruntime.transformers.onnx_model import OnnxModel
 
@@ -15,7 +15,7 @@ from onnxmill.calibration.samples import Array
 from onnxmill.tasks import proof
 from onnxmill.tasks.findings import Finding, finding
 from onnxmill.tasks.proof import MODEL, Proof
-from onnxmill.tasks.quantize import RecipeSettings, load_for
+from onnxmill.tasks.quantize import RecipeSettings, load_for, nodes_of, with_bodies
 
 FP16_MAX, FP16_TINY = 65504.0, 2.0**-24
 """float16's largest finite value and its smallest above zero."""
@@ -25,10 +25,13 @@ def convert(settings: RecipeSettings, model: Path, reference: Path, out: Path) -
     """The model in float16; nodes with a constant out of its range, and those excluded, stay in float32 (QNT003)."""
     proto = load_for(settings, model / MODEL)
     blocked = out_of_range(proto)
-    half = convert_float_to_float16(
-        proto, keep_io_types=True, node_block_list=[*settings.exclude, *(name for name, _ in blocked)]
-    )
+    keep = {*settings.exclude, *(name for name, _ in blocked)}
+    # a node of a body keeps the whole If or Loop: the converter would put the casts around it outside of the body
+    keep_whole = [node.name for node in proto.graph.node if keep & {n.name for n in with_bodies(node)}]
+    half = convert_float_to_float16(proto, keep_io_types=True, node_block_list=keep_whole)
+    _skip_round_trips(half)
     ordered = OnnxModel(half)
+    ordered.prune_graph(allow_remove_graph_inputs=False)
     ordered.topological_sort()  # the converter appends its casts at the end
     raw = out.parent / "half.onnx"
     proof.save(ordered.model, raw)
@@ -39,20 +42,41 @@ def convert(settings: RecipeSettings, model: Path, reference: Path, out: Path) -
     return proof.publish(raw, out, settings.contract, settings.stamp, reference, findings=findings)
 
 
+def _skip_round_trips(model: onnx.ModelProto) -> None:
+    """Let a cast to float32 take what a cast to float16 just before it took. Edits `model`.
+
+    The converter puts such pairs after each node that stays in float32, an output's too: its values would go through
+    float16's range nevertheless.
+    """
+    halved = {node.output[0]: node.input[0] for node in model.graph.node if _casts_to(node, TensorProto.FLOAT16)}
+    for node in model.graph.node:
+        if _casts_to(node, TensorProto.FLOAT) and node.input[0] in halved:
+            node.input[0] = halved[node.input[0]]
+
+
+def _casts_to(node: onnx.NodeProto, dtype: int) -> bool:
+    return node.op_type == "Cast" and any(a.name == "to" and a.i == dtype for a in node.attribute)
+
+
 def out_of_range(model: onnx.ModelProto) -> list[tuple[str, float]]:
     """Nodes that take a float32 constant which float16 cannot hold, each with that value: (node name, value).
 
     A tensor counts when a value is above the largest float16, or when all of its values other than 0 are below the
     smallest (single tiny values beside larger ones only lose themselves).
     """
-    constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.data_type == t.FLOAT}
-    for node in model.graph.node:
+    nodes = nodes_of(model.graph)
+    bodies = [body for node in nodes for attribute in node.attribute for body in (attribute.g, *attribute.graphs)]
+    tensors = [tensor for graph in (model.graph, *bodies) for tensor in graph.initializer]
+    constants = {t.name: numpy_helper.to_array(t) for t in tensors if t.data_type == t.FLOAT}
+    for node in nodes:
         if node.op_type == "Constant":
             for attribute in node.attribute:
                 if attribute.name == "value" and attribute.t.data_type == attribute.t.FLOAT:
                     constants[node.output[0]] = numpy_helper.to_array(attribute.t)
+                elif attribute.name in ("value_float", "value_floats"):
+                    constants[node.output[0]] = np.asarray(onnx.helper.get_attribute_value(attribute), np.float32)
     found = []
-    for node in model.graph.node:
+    for node in nodes:
         for name in node.input:
             value = _offender(constants[name]) if name in constants else None
             if value is not None:

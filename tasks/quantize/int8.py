@@ -5,7 +5,9 @@ On x86 activations are uint8 and weights int8 (U8S8): the kernels for that pair 
 
 from pathlib import Path
 
+import numpy as np
 import onnx
+from onnx import numpy_helper
 from onnxruntime.quantization import (
     CalibrationMethod,
     QuantFormat,
@@ -19,7 +21,7 @@ from onnxmill.tasks import proof
 from onnxmill.tasks.findings import Finding, finding
 from onnxmill.tasks.isolate import report_progress
 from onnxmill.tasks.proof import MODEL, Proof
-from onnxmill.tasks.quantize import RecipeSettings, load_for
+from onnxmill.tasks.quantize import RecipeSettings, load_for, nodes_of
 
 METHODS = {
     "minmax": CalibrationMethod.MinMax,
@@ -44,6 +46,8 @@ FEW_SAMPLES = 32
 def dynamic(settings: RecipeSettings, model: Path, reference: Path, out: Path) -> Proof:
     """int8 weights; activations are quantized at run time, so no calibration is needed."""
     proto = load_for(settings, model / MODEL)
+    if before := _quantized_before(proto):
+        return proof.nothing(before)
     prepared, raw = out.parent / "prepared.onnx", out.parent / "dynamic.onnx"
     proof.save(proto, prepared)
     flat = [i.name for i in proto.graph.initializer if len(i.dims) != 2]
@@ -54,7 +58,8 @@ def dynamic(settings: RecipeSettings, model: Path, reference: Path, out: Path) -
         # ONNX Runtime's per-channel form of a weight that is not a matrix gives a model that does not run
         per_channel=settings.per_channel and not _uses(proto, "MatMul", flat),
         weight_type=QuantType.QInt8,
-        nodes_to_exclude=list(settings.exclude),
+        # the second name is that of the MatMul which the quantizer makes of a Gemm
+        nodes_to_exclude=[name for e in settings.exclude for name in (e, f"{e}_MatMul")],
         extra_options={"MatMulConstBOnly": True},
     )
     return _publish(settings, proto, raw, reference, out, ())
@@ -63,6 +68,9 @@ def dynamic(settings: RecipeSettings, model: Path, reference: Path, out: Path) -
 def static(settings: RecipeSettings, model: Path, reference: Path, calibration: Path, out: Path) -> Proof:
     """int8 QDQ with activation ranges from the calibration samples."""
     proto = load_for(settings, model / MODEL)
+    if before := _quantized_before(proto):
+        return proof.nothing(before)
+    in_rows = broadcast_biases(proto)
     prepared, raw = out.parent / "prepared.onnx", out.parent / "static.onnx"
     proof.save(proto, prepared)
     reader = SampleReader(calibration)
@@ -75,7 +83,7 @@ def static(settings: RecipeSettings, model: Path, reference: Path, calibration: 
         per_channel=settings.per_channel,
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
-        nodes_to_exclude=list(settings.exclude),
+        nodes_to_exclude=[*settings.exclude, *in_rows],
         calibrate_method=METHODS[settings.method],
     )
     few = len(reader) < FEW_SAMPLES
@@ -97,7 +105,7 @@ def _publish(
     if done == 0:
         findings = (*findings, finding("QNT001", "model", f"{total} quantizable nodes", measured=0, limit=1))
     elif done < total:
-        left = sorted(n.name or n.op_type for n in nodes_of(after.graph) if _is_float(n, after))
+        left = sorted(n.name or n.op_type for n in _float_nodes(after))
         kept = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
         findings = (*findings, finding("QNT002", "model", f"{done} of {total} quantized; in float: {kept}"))
     return proof.publish(
@@ -105,31 +113,50 @@ def _publish(
     )
 
 
-def nodes_of(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """All nodes, those of If and Loop bodies included."""
-    nodes = []
-    for node in graph.node:
-        nodes.append(node)
-        for attribute in node.attribute:
-            for body in [attribute.g, *attribute.graphs]:
-                nodes += nodes_of(body)
-    return nodes
+def broadcast_biases(model: onnx.ModelProto) -> list[str]:
+    """Give each Gemm's constant bias of shape (1, N), (1,), () … its full shape (N,). Edits `model`; same values.
+
+    ONNX Runtime's quantizer indexes a bias by output channel and raises on any other shape. Returns the names of
+    Gemms whose bias has a value for each row, which have no such form: they stay in float.
+    """
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    left = []
+    for node in model.graph.node:
+        if node.op_type != "Gemm" or not set(node.input[1:]) <= set(constants) or len(node.input) < 3:
+            continue
+        bias = numpy_helper.to_array(constants[node.input[2]])
+        transposed = any(a.name == "transB" and a.i for a in node.attribute)
+        width = constants[node.input[1]].dims[0 if transposed else 1]
+        if bias.ndim == 2 and bias.shape[0] > 1:
+            left.append(node.name)
+        elif bias.shape != (width,):
+            full = np.ascontiguousarray(np.broadcast_to(bias.ravel(), (width,)))
+            node.input[2] = f"{node.name}_bias"
+            model.graph.initializer.append(numpy_helper.from_array(full, node.input[2]))
+    return left
 
 
 def quantized_nodes(model: onnx.ModelProto) -> int:
     """Nodes that compute on integers: integer operators, and float ones between DequantizeLinear (QDQ)."""
     nodes = nodes_of(model.graph)
-    return sum(n.op_type in INTEGER_OPERATORS or n.op_type.startswith("QLinear") for n in nodes) + sum(
-        n.op_type in QUANTIZABLE and not _is_float(n, model) for n in nodes
-    )
+    integer = sum(n.op_type in INTEGER_OPERATORS or n.op_type.startswith("QLinear") for n in nodes)
+    return integer + sum(n.op_type in QUANTIZABLE for n in nodes) - len(_float_nodes(model))
 
 
-def _is_float(node: onnx.NodeProto, model: onnx.ModelProto) -> bool:
-    """Whether a quantizable node was left in float: its first two inputs do not both come from DequantizeLinear."""
-    if node.op_type not in QUANTIZABLE:
-        return False
-    dequantized = {o for n in nodes_of(model.graph) if n.op_type == "DequantizeLinear" for o in n.output}
-    return not all(name in dequantized for name in node.input[:2])
+def _float_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """Quantizable nodes left in float: their first two inputs do not both come from DequantizeLinear."""
+    nodes = nodes_of(model.graph)
+    dequantized = {o for n in nodes if n.op_type == "DequantizeLinear" for o in n.output}
+    return [n for n in nodes if n.op_type in QUANTIZABLE and not dequantized.issuperset(n.input[:2])]
+
+
+def _quantized_before(model: onnx.ModelProto) -> Finding | None:
+    """A refusal of a graph that is quantized already: quantizing it again would stack two errors without a word."""
+    done = quantized_nodes(model)
+    if not done:
+        return None
+    detail, fix = f"{done} of its nodes are quantized already", "take fp32 (the graph as it is), or a float source"
+    return finding("QNT001", "model", detail, measured=0, limit=1, fix=fix)
 
 
 def _uses(model: onnx.ModelProto, op_type: str, initializers: list[str]) -> bool:
