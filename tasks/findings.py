@@ -47,8 +47,7 @@ CODES: dict[str, Code] = {
         "find the random operator (a live Dropout?), or say `nondeterministic: true`",
     ),
     # export, opset, simplify
-    "EXP001": Code("info", "the TorchScript exporter was used", "pin opset 18 or higher for the dynamo exporter"),
-    "EXP002": Code("refuse", "the exporter cannot export the model", "see the operator or line in the message"),
+    "EXP001": Code("refuse", "the exporter cannot export the model", "see the operator or line in the message"),
     "OPS001": Code("refuse", "the model cannot be brought to the pinned opset", "pin the lowest workable opset"),
     "SIM001": Code("info", "simplification was not kept; the graph goes on as it was", "nothing to do"),
     # quantization

@@ -27,6 +27,7 @@ from onnxmill.tasks.step import Step
 
 OUTPUTS, SCORES = "outputs.npz", "scores.json"
 SEED = 20240611
+PROGRESS_EVERY = 100
 BATCH = 32
 """Samples that the source framework takes at once, where it can."""
 FEW_SAMPLES = 30
@@ -109,7 +110,8 @@ def _write_outputs(predict: Predict, evaluation: Path, out: Path, *, batch: int)
                 for name, array in outputs.items():
                     samples.append(archive, f"{count:06d}/{name}", array)
                 count += 1
-            report_progress("evaluation", count, total)
+            if count // PROGRESS_EVERY > (count - len(group)) // PROGRESS_EVERY:
+                report_progress("evaluation", count, total)
     return count
 
 

@@ -131,9 +131,7 @@ def test_a_planted_violation_is_found(module: str, text: str) -> None:
     ],
 )
 def test_what_the_house_allows_is_allowed(module: str, text: str) -> None:
-    known = dict.fromkeys(
-        ["onnxmill.tasks.errors", "onnxmill.tasks.spec", "onnxmill.calibration.readers"], ""
-    )
+    known = dict.fromkeys(["onnxmill.tasks.errors", "onnxmill.tasks.spec", "onnxmill.calibration.readers"], "")
     assert violations({**known, module: text}) == []
 
 
@@ -145,7 +143,5 @@ def test_help_imports_no_heavy_library() -> None:
         "try:\n    main()\nexcept SystemExit as e:\n    assert not e.code, e.code\n"
         f"print('loaded:', sorted(set(sys.modules) & {set(ROOMS)}), file=sys.stderr)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr.strip()) == (0, "loaded: []"), done.stderr

@@ -6,13 +6,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
 from onnxmill.tasks.errors import InputError, StepError
-from onnxmill.tasks.isolate import Child, Limits, Progress, child_environment, run
+from onnxmill.tasks.isolate import Child, Limits, Progress, child_environment, ending_children, run
 
 HERE = {"PYTHONPATH": str(Path(__file__).parent)}
 
@@ -49,9 +50,7 @@ def test_progress_comes_through_in_order() -> None:
 
 
 def test_input_error_stays_an_input_error() -> None:
-    with pytest.raises(
-        InputError, match=r"data\.calibration: 'data\.py:f': must yield something\. look at it"
-    ):
+    with pytest.raises(InputError, match=r"data\.calibration: 'data\.py:f': must yield something\. look at it"):
         call("bad_input")
 
 
@@ -62,14 +61,13 @@ def test_exception_becomes_step_error_with_traceback_and_tail() -> None:
     assert "in fails" in caught.value.traceback
 
 
-@pytest.mark.parametrize(
-    ("function", "name"), [("segfault", "SIGSEGV"), ("aborts", "SIGABRT"), ("killed", "SIGKILL")]
-)
+@pytest.mark.parametrize(("function", "name"), [("segfault", "SIGSEGV"), ("aborts", "SIGABRT"), ("killed", "SIGKILL")])
 def test_death_by_signal_names_step_signal_and_peak(function: str, name: str) -> None:
     with pytest.raises(StepError) as caught:
         call(function)
     assert caught.value.signal == name
-    assert caught.value.peak_rss_mb is not None and caught.value.peak_rss_mb > 1
+    assert caught.value.peak_rss_mb is not None
+    assert caught.value.peak_rss_mb > 1
     assert str(caught.value).startswith(f"demo: its process was killed by {name}")
     assert "peak RSS" in str(caught.value)
 
@@ -94,7 +92,8 @@ def test_hang_ends_at_its_time_out(tmp_path: Path) -> None:
 def test_memory_overrun_is_killed_and_told() -> None:
     with pytest.raises(StepError, match="went over its memory limit of 200 MB") as caught:
         call("eats_memory", Limits(memory_mb=200.0))
-    assert caught.value.peak_rss_mb is not None and caught.value.peak_rss_mb > 200
+    assert caught.value.peak_rss_mb is not None
+    assert caught.value.peak_rss_mb > 200
 
 
 @pytest.mark.parametrize("hang", ["hangs", "hangs_in_native_code"])
@@ -113,11 +112,37 @@ def test_nothing_survives_a_killed_parent(tmp_path: Path, hang: str) -> None:
 
 def test_nothing_survives_an_interrupted_caller(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    with pytest.raises(KeyboardInterrupt), Child("demo", environment=HERE) as child:
-        assert child.create("misbehave:counter", {"start": 1}).value is None
-        pids.write_text(str(child._process.pid))
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with Child("demo", environment=HERE) as child:
+            child.create("misbehave:counter", {"start": 1})
+            pids.write_text(str(child._process.pid))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert is_gone(int(pids.read_text()))
+
+
+def test_an_interrupted_block_ends_the_children_that_other_threads_wait_for(tmp_path: Path) -> None:
+    """As a flow does: its steps' threads wait for children, and must come back when it is cancelled."""
+
+    def interrupted() -> None:
+        with ThreadPoolExecutor() as pool, ending_children():
+            waiting = pool.submit(call, "hangs", pid_file=tmp_path / "pids")
+            assert wait_until(lambda: (tmp_path / "pids").is_file() and (tmp_path / "pids").read_text() != "")
+            futures.append(waiting)
+            raise KeyboardInterrupt
+
+    futures: list[Future[object]] = []
+    with Child("outer", environment=HERE) as outer:
+        outer.create("misbehave:counter", {"start": 1})
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        assert outer.call("more", {"by": 1}).value == 2  # it was there before the block, and stays
+    with pytest.raises(StepError, match="ended without a result|killed by SIGKILL"):
+        futures[0].result(timeout=10)
+    assert is_gone(int((tmp_path / "pids").read_text()))
 
 
 def test_worker_keeps_its_state_between_calls() -> None:

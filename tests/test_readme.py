@@ -29,8 +29,7 @@ class Block(NamedTuple):
 def blocks(text: str) -> list[Block]:
     """The blocks of a README that are meant to run, with the line and the exit code each must end with."""
     return [
-        Block(text.count("\n", 0, match.start()) + 1, int(match[1] or 0), match[2])
-        for match in BLOCK.finditer(text)
+        Block(text.count("\n", 0, match.start()) + 1, int(match[1] or 0), match[2]) for match in BLOCK.finditer(text)
     ]
 
 
@@ -39,15 +38,11 @@ TEXT = README.read_text(encoding="utf-8") if README.exists() else ""  # the miss
 
 def test_readme_has_blocks_and_none_is_overlooked() -> None:
     assert blocks(TEXT), "README.md has no block that runs"
-    assert len(blocks(TEXT)) == TEXT.count(MARKER), (
-        "a `<!-- run -->` comment is not followed by a ```bash block"
-    )
+    assert len(blocks(TEXT)) == TEXT.count(MARKER), "a `<!-- run -->` comment is not followed by a ```bash block"
 
 
 def test_blocks_are_read_with_their_exit_codes() -> None:
-    text = (
-        "x\n<!-- run -->\n```bash\ntrue\n```\n```bash\nno\n```\n<!-- run exit=3 -->\n\n```bash\na\nb\n```\n"
-    )
+    text = "x\n<!-- run -->\n```bash\ntrue\n```\n```bash\nno\n```\n<!-- run exit=3 -->\n\n```bash\na\nb\n```\n"
     assert blocks(text) == [Block(2, 0, "true\n"), Block(9, 3, "a\nb\n")]
 
 
@@ -70,6 +65,4 @@ def test_block_runs(block: Block, readme_environment: dict[str, str]) -> None:
         check=False,
         timeout=TIMEOUT_S,
     )
-    assert done.returncode == block.exit_code, (
-        f"README.md:{block.line}\n{block.script}\n{done.stdout[-4000:]}"
-    )
+    assert done.returncode == block.exit_code, f"README.md:{block.line}\n{block.script}\n{done.stdout[-4000:]}"

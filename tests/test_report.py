@@ -157,7 +157,7 @@ def test_metric_that_is_no_share_is_not_in_points() -> None:
 
 
 def test_brief_is_one_short_line() -> None:
-    line = brief(finding("EXP002", "step export", "at\n  line 3\n" + "x" * 500))
+    line = brief(finding("EXP001", "step export", "at\n  line 3\n" + "x" * 500))
     assert line.startswith("step export: the exporter cannot export the model: at line 3 xxx")
     assert line.endswith("…")
     assert len(line) < 150

@@ -81,9 +81,7 @@ def test_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> Non
     venv.create(tmp_path / "venv", with_pip=True)
     binaries = tmp_path / "venv" / "bin"
     # None of the outer run's settings may lead the inner interpreter back to this environment.
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
-    }
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     environment |= {
         "ONNXMILL_HOME": str(tmp_path / "home"),
         "PATH": f"{binaries}{os.pathsep}{environment['PATH']}",
@@ -111,9 +109,7 @@ def test_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> Non
         for name in names(wheel)
         if name.endswith(".py")
     )
-    missing = json.loads(
-        run(str(binaries / "python"), "-c", IMPORT_ALL, json.dumps(modules)).splitlines()[-1]
-    )
+    missing = json.loads(run(str(binaries / "python"), "-c", IMPORT_ALL, json.dumps(modules)).splitlines()[-1])
     assert missing.items() <= NEEDS_FRAMEWORK.items()
 
     absent = "import importlib.util as u; print([n for n in ('torch', 'tensorflow') if u.find_spec(n)])"

@@ -75,7 +75,7 @@ def export(settings: ExportSettings, source: Path, reference: Path, out: Path) -
         note = framework.write(model, settings.contract, raw)
     except Exception as error:  # noqa: BLE001  exporters raise of every kind: the model is refused, with the reason
         traceback.print_exc()
-        return proof.nothing(finding("EXP002", "export", f"{type(error).__name__}: {' '.join(str(error).split())}"))
+        return proof.nothing(finding("EXP001", "export", f"{type(error).__name__}: {' '.join(str(error).split())}"))
     return proof.publish(raw, out, settings.contract, settings.stamp, reference, pinned=False, note=note)
 
 
