@@ -140,7 +140,7 @@ def test_an_interrupted_block_ends_the_children_that_other_threads_wait_for(tmp_
         with pytest.raises(KeyboardInterrupt):
             interrupted()
         assert outer.call("more", {"by": 1}).value == 2  # it was there before the block, and stays
-    with pytest.raises(StepError, match="ended without a result|killed by SIGKILL"):
+    with pytest.raises(StepError, match=r"ended without a result|killed by SIGKILL"):
         futures[0].result(timeout=10)
     assert is_gone(int((tmp_path / "pids").read_text()))
 
