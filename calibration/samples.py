@@ -174,6 +174,15 @@ def read_groups(path: Path) -> Iterator[tuple[str, dict[str, Array]]]:
             yield group, arrays
 
 
+def read_labels(folder: Path) -> Iterator[Array]:
+    """Stream the labels alone of a folder that `write` made with labels."""
+    with zipfile.ZipFile(folder / FILE) as archive:
+        for entry in archive.namelist():
+            if entry.endswith(f"/{LABEL}.npy"):
+                with archive.open(entry) as stream:
+                    yield np.lib.format.read_array(stream, allow_pickle=False)
+
+
 def read(folder: Path) -> Iterator[Sample]:
     """Stream the samples of a folder that `write` made."""
     for _, arrays in read_groups(folder / FILE):

@@ -1,5 +1,7 @@
 """onnxmill's command line. Stdout is for people (or, with --json, the report alone); everything else goes to stderr."""
 
+import atexit
+import gc
 import logging
 import os
 import sys
@@ -141,6 +143,7 @@ def doctor(json: AsJson = False, debug: Debug = False) -> None:
 
 def main() -> None:
     """Run the command line; every error is one message on stderr and an exit code, a traceback only with --debug."""
+    atexit.register(gc.freeze)  # else the interpreter spends more than a second on what ends with it anyway
     try:
         app()
     except Exception as error:  # noqa: BLE001  the boundary: whatever a library raises is one message here

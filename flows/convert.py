@@ -70,6 +70,7 @@ def convert(spec: str, out: str = "", fresh: bool = False) -> State[Any]:
             steps.assess.submit(job, variant, model, samples, scores)
             for variant, model in zip(job.spec.variants, models, strict=True)
         ]
+        _value(scores)  # what breaks for all variants is not a fault of each
         made = [_made(*row) for row in zip(job.spec.variants, models, verdicts, strict=True)]
         made = [_measured(job, one, graph, reference) for one in made]
     shared = [*samples.rows, *reference.rows, *_value(scores).rows, *(g.row for g in graphs)]
@@ -77,8 +78,7 @@ def convert(spec: str, out: str = "", fresh: bool = False) -> State[Any]:
 
     logged = steps.log(job, report, made, reference)
     decisions = [steps.promote(job, report, made, reference, logged)] if job.spec.promote else []
-    report = publish.conclude(job, report, logged, decisions)
-    summary.write(report, made, conversion.store(), output_folder(spec, out))
+    report = publish.conclude(job, report, made, logged, decisions, output_folder(spec, out))
     create_table_artifact(
         key=f"convert-{_slug(report.name)}", table=markdown_table(report), description=report.sentence
     )

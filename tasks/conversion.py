@@ -171,6 +171,12 @@ def export(job: Job, reference: Done, on_progress: OnProgress | None = None) -> 
 
 
 def pin_opset(job: Job, exported: Done, reference: Done, on_progress: OnProgress | None = None) -> Done:
+    """The graph at the contract's opset; the exported one itself where it is there already: it is proven."""
+    if exported.proof.opset == job.contract.opset:
+        note = f"already at opset {job.contract.opset}"
+        return exported.model_copy(
+            update={"row": StepRow(step=opset.STEP.name, variant=None, seconds=0.0, cached=True, note=note)}
+        )
     return _graph_step(job, opset.STEP, exported, reference, on_progress)
 
 

@@ -137,23 +137,15 @@ def score(settings: ScoreSettings, metric: Path, outputs: Path, evaluation: Path
     Raises `InputError` where the function raises or does not give a finite number.
     """
     function = loader.load_callable("metric.fn", settings.fn)
-    values = [
-        _score(function, settings.fn, index, o, label) for index, (o, label) in enumerate(_pairs(outputs, evaluation))
-    ]
+    pairs = zip(samples.read_groups(outputs / OUTPUTS), samples.read_labels(evaluation), strict=True)
+    values = [_score(function, settings.fn, index, o, label) for index, ((_, o), label) in enumerate(pairs)]
     (out / SCORES).write_text(json.dumps(values))
     return float(np.mean(values))
 
 
-def _pairs(outputs: Path, evaluation: Path) -> Iterator[tuple[dict[str, Array], Array | None]]:
-    for (_, arrays), sample in zip(samples.read_groups(outputs / OUTPUTS), samples.read(evaluation), strict=True):
-        yield arrays, sample.label
-
-
-def _score(
-    function: Callable[..., object], text: str, index: int, outputs: dict[str, Array], label: Array | None
-) -> float:
+def _score(function: Callable[..., object], text: str, index: int, outputs: dict[str, Array], label: Array) -> float:
     with loader.user_code("metric.fn", text, f"scoring sample {index} with it"):
-        value = function(outputs, label.item() if label is not None and label.ndim == 0 else label)
+        value = function(outputs, label.item() if label.ndim == 0 else label)
     try:
         if isinstance(value, str | bytes):
             raise TypeError("text, even where it reads as a number")

@@ -142,7 +142,7 @@ class _Sources:
                 return True
         top = module.split(".")[0]
         if top not in sys.stdlib_module_names:
-            self.distributions |= set(_distributions().get(top, ()))
+            self.distributions |= _distributions_of(top)
         return False
 
 
@@ -172,5 +172,9 @@ def _imported(tree: ast.Module, package: tuple[str, ...]) -> list[str]:
 
 
 @cache
-def _distributions() -> dict[str, list[str]]:
-    return {name: list(found) for name, found in metadata.packages_distributions().items()}
+def _distributions_of(module: str) -> set[str]:
+    """The installed distributions that a top-level module belongs to. Most are called as their module is: only for
+    the others is every installed distribution looked at."""
+    if installed_version(module) != "missing":
+        return {module}
+    return set(metadata.packages_distributions().get(module, ()))

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from onnxmill.tasks import cases, conversion, parity, promotion, spec, summary, track
 from onnxmill.tasks.conversion import Done, Job
@@ -26,7 +27,7 @@ def log(job: Job, report: Report, made: Sequence[Made], reference: Done) -> Logg
         job.spec,
         key=summary.key(report, job),
         models=models,
-        files=summary.files(report),
+        files={},  # the report comes when it is known what was decided
         example=example,
     )
 
@@ -39,10 +40,18 @@ def promote(job: Job, report: Report, made: Sequence[Made], reference: Done, log
     return promotion.promote(tracking(), report, job.spec.promote, logged, reference=folder, gates=gates)
 
 
-def conclude(job: Job, report: Report, logged: Logged, decisions: Sequence[Decision]) -> Report:
-    """The final report: with the runs' ids and what was decided. A decision that moved an alias goes on record."""
+def conclude(
+    job: Job, report: Report, made: Sequence[Made], logged: Logged, decisions: Sequence[Decision], out: Path
+) -> Report:
+    """The final report, with the runs' ids and what was decided: in MLflow, and with the models under `out`.
+
+    The report of the run that moved an alias stays on record there: later ones that find nothing to do leave it.
+    """
     name = promotion.registered_name(report.name, job.spec.promote) if job.spec.promote else None
     final = summary.concluded(report, job, logged.parent_run_id, logged.run_ids, decisions, name)
-    if any(decision.moved for decision in decisions):
-        track.attach(tracking(), logged.parent_run_id, summary.files(final))
+    files = summary.files(final)
+    service = tracking()
+    if any(decision.moved for decision in decisions) or not track.holds(service, logged.parent_run_id, files):
+        track.attach(service, logged.parent_run_id, files)
+    summary.write(files, made, conversion.store(), out)
     return final

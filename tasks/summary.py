@@ -151,8 +151,8 @@ def files(report: Report) -> Mapping[str, bytes]:
     return {REPORT_JSON: text.encode() + b"\n", REPORT_HTML: report_html.html(report).encode()}
 
 
-def write(report: Report, made: Sequence[Made], store: Store, out: Path) -> None:
-    """Lay out the report and a copy of every variant's model under `out`. The report comes last."""
+def write(reports: Mapping[str, bytes], made: Sequence[Made], store: Store, out: Path) -> None:
+    """Lay out the report's files and a copy of every variant's model under `out`. The report comes last."""
     for one in made:
         if one.model and one.model.artifact:
             target = out / one.variant.label
@@ -160,7 +160,7 @@ def write(report: Report, made: Sequence[Made], store: Store, out: Path) -> None
             for path in sorted(store.open(one.model.artifact).iterdir()):
                 shutil.copyfile(path, target / path.name)
     out.mkdir(parents=True, exist_ok=True)
-    for name, content in files(report).items():
+    for name, content in reports.items():
         temporary = out / f".{name}"
         temporary.write_bytes(content)
         temporary.replace(out / name)

@@ -250,6 +250,13 @@ def attach(tracking: Tracking, run_id: str, contents: Mapping[str, bytes | Path]
         tracking.client().log_artifacts(run_id, folder)
 
 
+def holds(tracking: Tracking, run_id: str, names: Iterable[str]) -> bool:
+    """Whether a run has files of these names at the top of its artifacts."""
+    with tracking.service("listing files"):
+        found = {file.path for file in tracking.client().list_artifacts(run_id)}
+    return found.issuperset(names)
+
+
 @dataclass(frozen=True)
 class _Session:
     """One `log`: each method finds what is there under the key, and makes the rest."""
