@@ -9,7 +9,7 @@ import hashlib
 import io
 import json
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -156,6 +156,13 @@ def hashes(folder: Path) -> list[str]:
     """The sha256 of each sample, in order, of a folder that `write` made."""
     value: list[str] = json.loads((folder / MANIFEST).read_text())
     return value
+
+
+def stack(chosen: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Samples of one shape as one batch, along the first axis. One alone stays as it is: it may have no axis."""
+    if len(chosen) == 1:
+        return dict(chosen[0])
+    return {name: np.concatenate([inputs[name] for inputs in chosen]) for name in chosen[0]}
 
 
 def read_groups(path: Path) -> Iterator[tuple[str, dict[str, Array]]]:

@@ -1,5 +1,6 @@
 """convert: one spec, the whole data path, top to bottom."""
 
+import os
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from onnxmill.flows import steps
 from onnxmill.tasks import conversion, publish, summary
 from onnxmill.tasks.conversion import Done, Job
-from onnxmill.tasks.errors import InputError, StepError
+from onnxmill.tasks.errors import InputError, OnnxmillError, StepError
 from onnxmill.tasks.isolate import ending_children
 from onnxmill.tasks.report_rows import markdown_table
 from onnxmill.tasks.spec import home, load
@@ -35,8 +36,15 @@ def run_name() -> str:
 
 
 def output_folder(spec: str, out: str) -> Path:
-    """Where the report and the models go: `out`, or a folder for the spec's name under ONNXMILL_HOME."""
-    return Path(out) if out else home() / "reports" / load(Path(spec)).name
+    """Where the report and the models go, made if it is not there; by default a folder under ONNXMILL_HOME."""
+    folder = Path(out) if out else home() / "reports" / load(Path(spec)).name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError("--out", str(folder), f"cannot be a folder: {error.strerror}") from error
+    if not os.access(folder, os.W_OK):
+        raise InputError("--out", str(folder), "must be writable")
+    return folder
 
 
 @flow(name="convert", flow_run_name=run_name, task_runner=RUNNER)  # type: ignore[arg-type]  # TaskRunner is invariant
@@ -49,6 +57,7 @@ def convert(spec: str, out: str = "", fresh: bool = False) -> State[Any]:
         out: Folder for the report and the models; empty: under ONNXMILL_HOME.
         fresh: Run every step, whatever was done before.
     """
+    folder = output_folder(spec, out)
     publish.tracking()  # an MLflow that does not answer ends the run here, not after the work
     job = conversion.prepare(Path(spec), fresh=fresh)
     samples = _value(steps.samples.submit(job))
@@ -74,11 +83,15 @@ def convert(spec: str, out: str = "", fresh: bool = False) -> State[Any]:
         made = [_made(*row) for row in zip(job.spec.variants, models, verdicts, strict=True)]
         made = [_measured(job, one, graph, reference) for one in made]
     shared = [*samples.rows, *reference.rows, *_value(scores).rows, *(g.row for g in graphs)]
-    report = summary.build(job, spec, shared, made)
+    report = summary.build(job, spec, shared, samples, made)
 
-    logged = steps.log(job, report, made, reference)
-    decisions = [steps.promote(job, report, made, reference, logged)] if job.spec.promote else []
-    report = publish.conclude(job, report, made, logged, decisions, output_folder(spec, out))
+    try:
+        logged = steps.log(job, report, made, reference)
+        decisions = [steps.promote(job, report, made, reference, logged)] if job.spec.promote else []
+    except OnnxmillError:
+        summary.write(summary.files(report), made, conversion.store(), folder)  # what is known so far is not lost
+        raise
+    report = publish.conclude(job, report, made, logged, decisions, folder)
     create_table_artifact(
         key=f"convert-{_slug(report.name)}", table=markdown_table(report), description=report.sentence
     )
@@ -94,10 +107,12 @@ def _value(future: PrefectFuture[T]) -> T:
 
 def _made(variant: Any, model: Any, verdict: Any) -> Made:
     """One variant's model and verdict; a broken tool fails this variant alone."""
+    done = None
     try:
-        return Made(variant=variant, model=_value(model), assessment=_value(verdict))
+        done = _value(model)
+        return Made(variant=variant, model=done, assessment=_value(verdict))
     except StepError as error:
-        return Made(variant=variant, faults=(summary.broken(error),))
+        return Made(variant=variant, model=done, faults=(summary.broken(error),))
 
 
 def _measured(job: Job, made: Made, graph: Done, reference: Done) -> Made:

@@ -6,47 +6,31 @@ No task has tags: before a tagged one runs, Prefect asks for limits of its tags,
 import functools
 import inspect
 import logging
-import time
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 from prefect import Task, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from onnxmill.tasks import conversion, publish
-from onnxmill.tasks.isolate import Progress
+from onnxmill.tasks.errors import ServiceError
+from onnxmill.tasks.progress import in_words
 from onnxmill.tasks.report import StepRow
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 LOGGER = logging.getLogger("onnxmill")
-PROGRESS_SECONDS = 2.0
-"""A step in progress says so this often at most."""
 
 
-def _progress(step: str) -> Callable[[Progress], None]:
-    """Writes a step's progress to the log: the first word at once, then now and then."""
-    last = 0.0
-
-    def write(progress: Progress) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= PROGRESS_SECONDS:
-            last = now
-            total = f"/{progress.total}" if progress.total else ""
-            count = f" {progress.done}{total}" if progress.done else ""
-            LOGGER.info("%s: %s%s", step, progress.what, count)
-
-    return write
-
-
-def _step(function: Callable[P, R], name: str, *, run_name: str | None = None, retries: int = 0) -> Task[P, R]:
+def _step(function: Callable[P, R], name: str, *, run_name: str | None = None) -> Task[P, R]:
     """`function` as a task. A value whose steps were all found in the memo shows as `Cached`."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        value = cast(Callable[..., Any], function)(*args, on_progress=_progress(name), **kwargs)
+        value = cast(Callable[..., Any], function)(*args, on_progress=in_words(name, LOGGER.info), **kwargs)
         rows: tuple[StepRow, ...] = value.rows
         for row in rows:
             about = f"{row.step} {row.variant}" if row.variant else row.step
@@ -61,13 +45,25 @@ def _step(function: Callable[P, R], name: str, *, run_name: str | None = None, r
     signature = inspect.signature(function)
     given = [p for p in signature.parameters.values() if p.name != "on_progress"]
     run.__signature__ = signature.replace(parameters=given)  # type: ignore[attr-defined]  # as inspect documents it
-    policy = task(name=name, task_run_name=run_name or name, retries=retries, retry_delay_seconds=2)
+    policy = task(name=name, task_run_name=run_name or name, cache_policy=NO_CACHE, persist_result=False)
     return cast(Task[P, R], policy(run))
+
+
+def _is_service_error(task: Any, run: Any, state: State[Any]) -> bool:
+    return isinstance(state.result(raise_on_failure=False), ServiceError)
 
 
 def _service(function: Callable[P, R], name: str) -> Task[P, R]:
     """A task that talks to a service. It has retries of its own: one more try here is for what these do not see."""
-    return task(name=name, task_run_name=name, retries=1, retry_delay_seconds=2)(function)
+    return task(
+        name=name,
+        task_run_name=name,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+        retries=1,
+        retry_delay_seconds=2,
+        retry_condition_fn=_is_service_error,
+    )(function)
 
 
 # compute: a child process each; what failed for a reason fails again, so there are no retries

@@ -6,7 +6,7 @@ Layout of a store (`ONNXMILL_HOME/store`):
     manifests/<digest>    an artifact: {name: {sha256, size_bytes}}; written after all of its blobs
     trees/<digest>/       the artifact's files under their own names (hard links of blobs), made when first opened
     actions/<key>         a Record: what a step with this key gave; its first line is the sha256 of the rest
-    tmp/<pid>-…/          work in progress; what a dead process left is removed when a store is opened
+    tmp/<host>-<pid>-…/   work in progress; what a dead process of this host left is removed when a store is opened
 
 Every file appears by an atomic rename: a reader sees a whole one or none.
 """
@@ -14,6 +14,8 @@ Every file appears by an atomic rename: a reader sees a whole one or none.
 import hashlib
 import json
 import os
+import platform
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +27,9 @@ import psutil
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from onnxmill.tasks.errors import OnnxmillError
+
+_HOST = re.sub(r"[^A-Za-z0-9]", "", platform.node()) or "host"
+"""Part of a workspace's name: another host, or another container, does not see this one's processes."""
 
 
 class File(BaseModel):
@@ -112,7 +117,7 @@ class Store:
     @contextmanager
     def workspace(self) -> Iterator[Path]:
         """An empty folder on the store's file system, gone afterwards."""
-        folder = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=self.root / "tmp"))
+        folder = Path(tempfile.mkdtemp(prefix=f"{_HOST}-{os.getpid()}-", dir=self.root / "tmp"))
         try:
             yield folder
         finally:
@@ -277,6 +282,6 @@ class Store:
 
     def _remove_left_overs(self) -> None:
         for folder in (self.root / "tmp").iterdir():
-            pid = folder.name.split("-")[0]
-            if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            host, _, rest = folder.name.rpartition("-")[0].rpartition("-")
+            if host == _HOST and rest.isdigit() and not psutil.pid_exists(int(rest)):
                 shutil.rmtree(folder, ignore_errors=True)

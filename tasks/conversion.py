@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from onnxmill.tasks import benchmark as benchmarking
-from onnxmill.tasks import cases, data, machine, metric, opset, parity, simplify, step
+from onnxmill.tasks import cases, data, decide, machine, metric, opset, parity, simplify, step
 from onnxmill.tasks import export as exporting
 from onnxmill.tasks import pack as packing
 from onnxmill.tasks import quantize as quantizing
@@ -25,7 +25,7 @@ from onnxmill.tasks.pack import Pack
 from onnxmill.tasks.parity import Parity
 from onnxmill.tasks.proof import MODEL, Proof, Stamp
 from onnxmill.tasks.reference import Reference, ReferenceSettings
-from onnxmill.tasks.report import MetricRow, StepRow
+from onnxmill.tasks.report import Measurement, MetricRow, StepRow
 from onnxmill.tasks.spec import Contract, Spec, Variant
 from onnxmill.tasks.step import Outcome, Step
 from onnxmill.tasks.targets import TARGETS
@@ -129,6 +129,8 @@ def store() -> Store:
 def prepare(spec_path: Path, *, fresh: bool = False) -> Job:
     """Read the spec and pack what it names. Raises `InputError` for the user's faults."""
     spec = specs.load(spec_path)
+    if spec.promote:
+        decide.tighten(decide.load_policy(), spec.promote)  # what the policy does not allow is told before the work
     pack = packing.pack(spec, spec_path.resolve().parent, store())
     contract = spec.contract
     if not contract.inputs:
@@ -225,11 +227,10 @@ def assess(
     source: SourceScores,
     on_progress: OnProgress | None = None,
 ) -> Assessment:
-    """Judge a variant's parity, then, where that holds up, its metric."""
+    """Judge a variant's parity and its metric: both, so that a refusal shows what it would have cost."""
     proof, label = made.proof, variant.label
     gate = parity.effective_gate(variant.recipe, variant.gate)
-    # ranges of an integer variant fit real data: made-up values beyond them prove nothing
-    judged = proof.real if variant.recipe.startswith("int8") and proof.real else proof.parity
+    judged = proof.real if parity.judged_on_real_samples(variant.recipe) and proof.real else proof.parity
     findings = [*proof.findings, *(parity.judge(judged, gate) if judged else [])]
     if made.artifact is None or not source.scores or not taken.evaluation or not job.spec.metric or not judged:
         return Assessment(findings=tuple(findings), parity=judged, metric=None, rows=())
@@ -284,11 +285,17 @@ def benchmark(
 
     settings = benchmarking.settings(budget, dims, threads) | {"target": target}
     tools = {name: str(value) for name, value in machine.fingerprint().items()}
-    outcome = step.remember("benchmark", benchmarking.VERSION, where, settings, inputs, tools, work, fresh=job.fresh)
+    outcome = step.remember(
+        "benchmark", benchmarking.VERSION, where, settings, inputs, tools, work, fresh=job.fresh, passing=_is_unstable
+    )
     return _done(outcome, variant.label)
 
 
 # --- details ---------------------------------------------------------------------------------------------------------
+
+
+def _is_unstable(value: JsonValue) -> bool:
+    return Measurement.model_validate(value).status == "unstable"
 
 
 def _described(spec: Spec, pack: Pack) -> Contract:

@@ -37,7 +37,7 @@ class Standing(BaseModel):
 
     artifact_digest: str
     source_digest: str
-    data_digest: str | None = None
+    metric_digest: str | None = None
     machine_digest: str
     target: str
     variant: str
@@ -179,7 +179,7 @@ def _standing(row: VariantRow, report: Report, target: str) -> Standing | str:
     return Standing(
         artifact_digest=row.artifact.digest,
         source_digest=report.digests.source,
-        data_digest=report.digests.data,
+        metric_digest=report.digests.metric,
         machine_digest=sha256_of(report.machine),
         target=target,
         variant=row.name,
@@ -261,8 +261,8 @@ def _worse(candidate: Standing, champion: Standing, policy: Policy) -> str:
     if champion.metric is not None:
         if candidate.metric is None:
             return f"no metric, and the champion has {champion.metric:.4f}: give the spec a `metric:`"
-        if candidate.data_digest != champion.data_digest:
-            return "its metric is on other data than the champion's: convert its source on this data too"
+        if candidate.metric_digest != champion.metric_digest:
+            return "its metric or its data is another than the champion's: convert its source with these too"
         drop = champion.metric - candidate.metric
         if not drop <= policy.max_metric_regression:
             limit = policy.max_metric_regression

@@ -14,6 +14,7 @@ from onnxmill.tasks.targets import TARGETS
 
 Level = Literal["ok", "note", "broken"]
 
+_INSTALLED_BY = {"torch": "'onnxmill[torch]'", "onnx": "onnxmill"}
 FRAMEWORKS = {"torch": ("torch", "onnxscript"), "onnx": ("onnx", "onnxruntime", "onnxsim")}
 """What each framework's sources need."""
 
@@ -68,7 +69,11 @@ def _framework(name: str, needs: tuple[str, ...]) -> Check:
     versions = {package: installed_version(package) for package in needs}
     missing = [package for package, version in versions.items() if version == "missing"]
     if missing:
-        return Check(f"{name} sources", "note", f"not possible here: pip install 'onnxmill[{name}]'")
+        return Check(
+            f"{name} sources",
+            "note",
+            f"not possible here: pip install {_INSTALLED_BY[name]}",
+        )
     return Check(f"{name} sources", "ok", ", ".join(f"{package} {version}" for package, version in versions.items()))
 
 

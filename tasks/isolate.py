@@ -16,6 +16,7 @@ What the worker or its libraries print goes to stderr, never into the protocol.
 """
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -255,11 +256,13 @@ def _signal_name(number: int) -> str | None:
 
 def supervise(memory_mb: float) -> None:
     """Fork the worker, pass stdin on to it, watch it; kill its process group when stdin closes or memory runs over."""
+    _adopt_orphans()
     to_worker_read, to_worker_write = os.pipe()
     alive_read, alive_write = os.pipe()  # closes when the worker ends: its descriptor is not inherited by its children
     worker = os.fork()
     if worker == 0:
         os.setpgid(0, 0)
+        _end_with_parent()
         os.close(to_worker_write)
         os.close(alive_read)
         os.dup2(to_worker_read, 0)
@@ -272,6 +275,9 @@ def supervise(memory_mb: float) -> None:
     reason, peak = _watch(worker, to_worker_write, alive_read, memory_mb)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(worker, signal.SIGKILL)
+    for descendant in psutil.Process().children(recursive=True):  # those that left the group
+        with contextlib.suppress(psutil.Error):
+            descendant.kill()
     _, status, usage = os.wait4(worker, 0)
     scale = 1 if sys.platform == "darwin" else 1024
     peak = max(peak, usage.ru_maxrss * scale / 2**20)
@@ -280,6 +286,21 @@ def supervise(memory_mb: float) -> None:
         end = {"exit": {"reason": reason, "signal": killed_by}, "peak_rss_mb": peak}
         with contextlib.suppress(BrokenPipeError):  # nobody reads when the parent is gone
             os.write(1, json.dumps(end).encode() + b"\n")
+
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def _adopt_orphans() -> None:
+    """Linux: what the worker's processes leave behind becomes a child of this process, and so is found."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _end_with_parent() -> None:
+    """Linux: the kernel kills this process when the one that forked it ends, even by SIGKILL."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _watch(worker: int, to_worker: int, alive: int, memory_mb: float) -> tuple[Literal["ended", "memory", ""], float]:

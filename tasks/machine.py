@@ -7,13 +7,11 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 
 import psutil
-
-from onnxmill.tasks.artifact import sha256_of
 
 Fingerprint = dict[str, str | int]
 
@@ -32,14 +30,14 @@ def threads() -> int:
 def cpu_quota(root: Path = Path("/")) -> float | None:
     """CPUs' worth of time that the cgroups of this process may use: the least of its own and its ancestors';
     None without a limit. `root` is where /proc and /sys are found."""
-    limits = [limit for folder in _cpu_cgroups(root) if (limit := _limit_of(folder)) is not None]
+    limits = [limit for folder in _cgroups(root, "cpu") if (limit := _limit_of(folder)) is not None]
     return min(limits, default=None)
 
 
-def _cpu_cgroups(root: Path) -> Iterator[Path]:
-    """The folders of the process's CPU cgroup and of its ancestors. In a container the path in /proc can be
-    the host's, of which only the mount's root exists: folders that do not exist are for the caller to
-    skip."""
+def _cgroups(root: Path, controller: str) -> Iterator[Path]:
+    """The folders of the process's cgroup for a controller ("cpu", "memory") and of its ancestors. In a container the
+    path in /proc can be the host's, of which only the mount's root exists: folders that do not exist are for the caller
+    to skip."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except FileNotFoundError:  # not Linux
@@ -49,8 +47,8 @@ def _cpu_cgroups(root: Path) -> Iterator[Path]:
         _, controllers, path = line.split(":", 2)
         if controllers == "":  # version 2
             mount = mounts
-        elif "cpu" in controllers.split(","):  # version 1
-            mount = mounts / "cpu"
+        elif controller in controllers.split(","):  # version 1
+            mount = mounts / controller
         else:
             continue
         own = PurePosixPath(path.lstrip("/"))
@@ -67,6 +65,16 @@ def _limit_of(folder: Path) -> float | None:
     else:
         return None
     return None if quota in ("max", "-1") else int(quota) / int(period)
+
+
+def memory_bytes(root: Path = Path("/")) -> int:
+    """The memory that this process may use: the machine's, or its cgroup's limit where that is less."""
+    limits = [psutil.virtual_memory().total]
+    for folder in _cgroups(root, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):  # version 2, version 1
+            if (folder / name).is_file() and (text := (folder / name).read_text().strip()) != "max":
+                limits.append(int(text))
+    return min(limits)
 
 
 def fingerprint() -> Fingerprint:
@@ -86,11 +94,6 @@ def fingerprint() -> Fingerprint:
         "onnxruntime": version("onnxruntime"),
         "numpy": version("numpy"),
     }
-
-
-def fingerprint_digest(fingerprint: Mapping[str, str | int]) -> str:
-    """12 hexadecimal digits that stand for `fingerprint`."""
-    return sha256_of(dict(fingerprint))[:12]
 
 
 def _cpu() -> tuple[str, frozenset[str]]:

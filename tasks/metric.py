@@ -55,7 +55,7 @@ class ScoreSettings(BaseModel):
     fn: str
 
 
-MODEL_OUTPUTS = Step("evaluate", 1, "onnxmill.tasks.metric:model_outputs", tools=("onnxruntime", "numpy"))
+MODEL_OUTPUTS = Step("evaluate", 1, "onnxmill.tasks.metric:model_outputs", tools=("onnxruntime", "numpy", "cpu"))
 SCORE = Step("score", 1, "onnxmill.tasks.metric:score", tools=("numpy",), user_code="metric")
 
 
@@ -75,8 +75,9 @@ def source_outputs(settings: SourceOutputsSettings, source: Path, evaluation: Pa
     model = framework.load(settings.source)
 
     def predict(batch: list[dict[str, Array]]) -> list[dict[str, Array]]:
-        stacked = {name: np.concatenate([inputs[name] for inputs in batch]) for name in settings.contract.input_names}
-        outputs = named(settings.contract, framework.predict(model, stacked))
+        stacked = samples.stack(batch)
+        ordered = {name: stacked[name] for name in settings.contract.input_names}
+        outputs = named(settings.contract, framework.predict(model, ordered))
         if len(batch) == 1:  # whole: outputs may lack a batch axis
             return [outputs]
         return [{name: array[i : i + 1] for name, array in outputs.items()} for i in range(len(batch))]

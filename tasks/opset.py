@@ -14,7 +14,7 @@ from onnxmill.tasks.proof import MODEL, Proof, Stamp
 from onnxmill.tasks.spec import Contract
 from onnxmill.tasks.step import Step
 
-STEP = Step("opset", 1, "onnxmill.tasks.opset:pin", tools=("onnx", "onnxruntime", "numpy"))
+STEP = Step("opset", 1, "onnxmill.tasks.opset:pin", tools=("onnx", "onnxruntime", "numpy", "cpu"))
 
 
 class GraphSettings(BaseModel):

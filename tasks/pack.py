@@ -7,6 +7,7 @@ user's code in a copy of its part alone: what was not found or declared is missi
 """
 
 import ast
+import importlib.util
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from onnxmill.tasks.artifact import Artifact, Store
 from onnxmill.tasks.errors import InputError
-from onnxmill.tasks.loader import allowed_roots, parse_entry, root_of
+from onnxmill.tasks.loader import ROOTS_SETTING, allowed_roots, parse_entry, root_of
 from onnxmill.tasks.spec import Spec, expand
 from onnxmill.tasks.step import installed_version
 
@@ -141,8 +142,15 @@ class _Sources:
             if paths:
                 return True
         top = module.split(".")[0]
-        if top not in sys.stdlib_module_names:
-            self.distributions |= _distributions_of(top)
+        if top in sys.stdlib_module_names:
+            return False
+        found = _distributions_of(top)
+        if not found and _is_importable(top):
+            raise InputError(
+                self.key, self.text, f"imports '{top}', which is outside the folders whose code may run",
+                f"let an administrator add its folder to {ROOTS_SETTING}: then a change of it is noticed, too",
+            )  # fmt: skip
+        self.distributions |= found
         return False
 
 
@@ -175,6 +183,20 @@ def _imported(tree: ast.Module, package: tuple[str, ...]) -> list[str]:
 def _distributions_of(module: str) -> set[str]:
     """The installed distributions that a top-level module belongs to. Most are called as their module is: only for
     the others is every installed distribution looked at."""
-    if installed_version(module) != "missing":
-        return {module}
-    return set(metadata.packages_distributions().get(module, ()))
+    named = {module} if installed_version(module) != "missing" else metadata.packages_distributions().get(module, ())
+    return {name for name in named if not _is_editable(name)}
+
+
+def _is_editable(distribution: str) -> bool:
+    """Whether a distribution is installed in editable mode: its version does not change with its code. Not asked of
+    our own, which is no part of a model."""
+    origin = metadata.distribution(distribution).read_text("direct_url.json")
+    return distribution != "onnxmill" and '"editable": true' in (origin or "")
+
+
+def _is_importable(module: str) -> bool:
+    """Whether a module that has no installed distribution is found all the same, by PYTHONPATH or a .pth file."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from onnxmill.tasks import decide, registry
+from onnxmill.tasks import decide, parity, registry
 from onnxmill.tasks.decide import Champion, Proposal
 from onnxmill.tasks.findings import refused
 from onnxmill.tasks.registry import ALIAS
@@ -39,8 +39,15 @@ def promote(
         return _stays(target, live.champion, proposal)
     name = standing.variant
     version = registry.register(tracking, model, standing, logged.run_ids[name], logged.model_ids[name])
+    recipe = next(row.recipe for row in report.variants if row.name == name)
     findings = registry.prove(
-        tracking, model, version, digest=standing.artifact_digest, reference=reference, gate=gates[name]
+        tracking,
+        model,
+        version,
+        digest=standing.artifact_digest,
+        reference=reference,
+        gate=gates[name],
+        real_only=parity.judged_on_real_samples(recipe),
     )
     if refused(findings):
         why = f"version {version} ({name}) did not pass as loaded back: {'; '.join(map(str, findings))}"

@@ -1,6 +1,6 @@
 """Publish a step's model: clean it, stamp it, check the contract, compare with the reference. Every step ends here."""
 
-from importlib import metadata
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,12 @@ from onnxmill.tasks.parity import Parity
 from onnxmill.tasks.spec import Contract
 
 MODEL = "model.onnx"
+STAMP_VERSION = "1"
+"""Of the stamp's form. Not onnxmill's own version: the same weights keep their digest through an upgrade."""
+OWN_METADATA = re.compile(r"(?!pkg\.|onnx\.|onnxruntime)[\w.-]+$")
+"""Keys of a model's metadata that are a user's, such as `names`: not those of exporters and quantizers."""
+EXTERNAL_BYTES = 2**31 - 2**26
+"""Weights of this size or more lie in a file of their own: protobuf holds less than 2 GB."""
 
 
 class Stamp(BaseModel):
@@ -98,15 +104,18 @@ def nothing(why: Finding) -> Proof:
 
 def save(model: onnx.ModelProto, path: Path) -> None:
     """One spelling for one model; weights beside it where protobuf's 2 GB would not hold them."""
-    if model.ByteSize() < 2**31 - 2**20:
+    weights = sum(len(tensor.raw_data) for tensor in model.graph.initializer)  # protobuf cannot even measure 2 GB
+    if weights < EXTERNAL_BYTES:
         path.write_bytes(model.SerializeToString(deterministic=True))
     else:
         onnx.save(model, str(path), save_as_external_data=True, location=f"{path.name}.data")
 
 
 def normalise(model: onnx.ModelProto, contract: Contract, stamp: Stamp) -> None:
-    """Edit `model` in place: no paths or stack traces, one opset entry a domain, the lowest IR version, the contract's
+    """Edit `model` in place: no paths or stack traces (a user's own metadata of
+    the model stays), one opset entry a domain, the lowest IR version, the contract's
     names for dims, the stamp."""
+    own = {entry.key: entry.value for entry in model.metadata_props if OWN_METADATA.match(entry.key)}
     _strip(model)
     highest: dict[str, int] = {}
     for entry in model.opset_import:
@@ -131,9 +140,10 @@ def normalise(model: onnx.ModelProto, contract: Contract, stamp: Stamp) -> None:
     onnx.helper.set_model_props(
         model,
         {
+            **own,
             "onnxmill.name": stamp.name,
             "onnxmill.source": stamp.source,
-            "onnxmill.version": metadata.version("onnxmill"),
+            "onnxmill.version": STAMP_VERSION,
         },
     )
 

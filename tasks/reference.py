@@ -19,7 +19,7 @@ from onnxmill.tasks.cases import Case, Kind
 from onnxmill.tasks.errors import InputError, StepError
 from onnxmill.tasks.export import TOOLS, SourceSettings, module_of
 from onnxmill.tasks.isolate import report_progress
-from onnxmill.tasks.spec import Contract, Framework, Tensor
+from onnxmill.tasks.spec import Contract, Framework, Tensor, dim_name
 from onnxmill.tasks.step import Step
 
 SEED = 20240607
@@ -93,7 +93,8 @@ def parity_inputs(contract: Contract, real: Path | None) -> Iterator[tuple[Kind,
         for _ in range(REAL_CASES if pool else 0):
             chosen = [pool[(offset + i) % len(pool)] for i in range(batch)]
             offset += batch
-            yield "real", {n: np.concatenate([s[n] for s in chosen]) for n in contract.input_names}
+            stacked = samples.stack(chosen)
+            yield "real", {name: stacked[name] for name in contract.input_names}
         for _ in range(RANDOM_CASES):
             yield (
                 "random",
@@ -215,5 +216,5 @@ def _output(name: str, contract: Contract, seen: list[tuple[dict[str, int], Arra
                 raise InputError(f"outputs.{name}.shape", shown, f"axis {axis} of the model is {given}")
             shape.append(want)
         else:
-            shape.append(equal[0] if equal else fixed or f"{name}_{axis}")
+            shape.append(equal[0] if equal else fixed or dim_name(f"{name}_{axis}", axis))
     return Tensor.model_validate({"dtype": dtype, "shape": shape})

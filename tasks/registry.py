@@ -16,10 +16,10 @@ from onnxmill.tasks.artifact import CorruptStore, canonical_json
 from onnxmill.tasks.decide import Champion, Live, Standing
 from onnxmill.tasks.errors import OnnxmillError
 from onnxmill.tasks.findings import Finding, refused
-from onnxmill.tasks.isolate import Limits
 from onnxmill.tasks.model_files import check_files
 from onnxmill.tasks.parity import Arrays, compare, judge
 from onnxmill.tasks.spec import Gate
+from onnxmill.tasks.step import child_limits
 from onnxmill.tasks.track import MODEL, TAG, Tracking, connect, download
 
 from mlflow import MlflowClient, MlflowException, pyfunc  # isort: skip (track sets what mlflow reads on import)
@@ -90,9 +90,10 @@ def prove(
     digest: str,
     reference: Path,
     gate: Gate,
-    limits: Limits = Limits(timeout_s=600),
+    real_only: bool,
 ) -> list[Finding]:
-    """Load the version back from the registry in a fresh process, and compare it with the parity cases in `reference`.
+    """Load the version back from the registry in a fresh process, and compare it with the parity cases in `reference`,
+    or, with `real_only`, with those of real samples where there are any: as the gate before did.
 
     Its files must have `digest`; ONNX Runtime's and mlflow.pyfunc's outputs must meet `gate`. The result is written
     to the tag `validation_status`. Raises `CorruptStore` where the files are not those that were logged.
@@ -102,9 +103,9 @@ def prove(
     reply = isolate.run(
         "onnxmill.tasks.registry:load_back",
         {"home": tracking.home.parent, "model": model, "version": version, "digest": digest}
-        | {"reference": reference, "gate": gate},
+        | {"reference": reference, "gate": gate, "real_only": real_only},
         step="load back from the registry",
-        limits=limits,
+        limits=child_limits(),
         environment={**settings, "MLFLOW_TRACKING_URI": tracking.uri},
     )
     seen = LoadedBack.model_validate(reply.value)
@@ -119,7 +120,9 @@ def prove(
     return seen.findings
 
 
-def load_back(home: Path, model: str, version: int, digest: str, reference: Path, gate: Gate) -> LoadedBack:
+def load_back(
+    home: Path, model: str, version: int, digest: str, reference: Path, gate: Gate, real_only: bool
+) -> LoadedBack:
     """In the child: download, compare the files, run every parity case by ONNX Runtime and by mlflow.pyfunc."""
     tracking = connect(os.environ["MLFLOW_TRACKING_URI"], home)
     with tempfile.TemporaryDirectory() as temporary:
@@ -131,8 +134,7 @@ def load_back(home: Path, model: str, version: int, digest: str, reference: Path
         served = pyfunc.load_model(str(folder))
         names = [output.name for output in session.get_outputs()]
         read = list(cases.read(reference))
-        # as the gate before: a quantized model is judged on what it was calibrated for, where there are real samples
-        chosen = [case for case in read if case.kind == "real"] or read
+        chosen = [case for case in read if case.kind == "real" or not real_only] or read
         references: list[Arrays] = [case.outputs for case in chosen]
         plain: list[Arrays] = [dict(zip(names, session.run(names, dict(case.inputs)), strict=True)) for case in chosen]
         wrapped: list[Arrays] = [served.predict(dict(case.inputs)) for case in chosen]
@@ -160,6 +162,8 @@ def set_champion(tracking: Tracking, model: str, version: int, expected: int | N
             raise OnnxmillError(
                 f"version {version} of '{model}': {VALIDATION} is {status}, must be passed: prove it first"
             )
+        if HELD in client.get_registered_model(model).tags:  # since the decision
+            return Move(False, expected, expected, f"'{model}' is held: nothing moves")
         before = _current(client, model)
         if before != expected:
             return Move(False, before, before, _taken(before, expected))

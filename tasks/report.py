@@ -115,10 +115,14 @@ class Decision(Part):
 
 
 class Digests(Part):
-    """sha256 of what the conversion began with. `data` is null where the spec names none."""
+    """sha256 of what the conversion began with. `data` is null where the spec names none.
+
+    `metric` stands for the evaluation samples and the metric's code: scores with another one cannot be compared.
+    """
 
     source: str
     data: str | None
+    metric: str | None = None
 
 
 ExitCode = Literal[0, 1, 3]

@@ -10,7 +10,7 @@ from onnxmill.tasks.opset import GraphSettings
 from onnxmill.tasks.proof import MODEL, Proof
 from onnxmill.tasks.step import Step
 
-STEP = Step("simplify", 1, "onnxmill.tasks.simplify:simplify", tools=("onnxsim", "onnx", "onnxruntime", "numpy"))
+STEP = Step("simplify", 1, "onnxmill.tasks.simplify:simplify", tools=("onnxsim", "onnx", "onnxruntime", "numpy", "cpu"))
 
 
 def simplify(settings: GraphSettings, model: Path, reference: Path, out: Path) -> Proof:
@@ -24,6 +24,8 @@ def simplify(settings: GraphSettings, model: Path, reference: Path, out: Path) -
     size_bytes = sum(file.stat().st_size for file in model.iterdir())
     try:
         simplified, _ = onnxsim.simplify(original)
+    except (OSError, MemoryError):
+        raise  # these say nothing of the model
     except Exception as error:  # noqa: BLE001  onnxsim raises whatever its C++ throws; an optional step is not fatal
         reason = f"onnxsim failed: {' '.join(str(error).split())}"
     else:

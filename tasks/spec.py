@@ -49,6 +49,14 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+def dim_name(name: str, axis: int) -> str:
+    """A name that a spec allows for a dim: the file's own as far as that goes."""
+    plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
+    if plain:
+        return f"dim_{plain}" if plain[0].isdigit() else plain
+    return "batch" if axis == 0 else f"dim_{axis}"
+
+
 class Tensor(Strict):
     """One input or output. `shape` mixes sizes and names of dims; `range` bounds random integers: [lo, hi)."""
 
@@ -210,7 +218,7 @@ class Spec(Strict):
             raise ValueError("metric: needs labelled samples; give `data.evaluation`")
         symbols = {d for t in self.inputs.values() for d in t.shape if isinstance(d, str)}
         for dim, sizes in self.dims.items():
-            if dim not in symbols:
+            if self.inputs and dim not in symbols:
                 raise ValueError(f"dims: '{dim}' is in no input's shape; {close_match(dim, symbols)}")
             if len(set(sizes)) < 2 or min(sizes) < 1:
                 raise ValueError(f"dims.{dim}: {list(sizes)} must be two or more different sizes, each at least 1")

@@ -17,10 +17,9 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-import psutil
 from pydantic import BaseModel, JsonValue
 
-from onnxmill.tasks import isolate
+from onnxmill.tasks import isolate, machine
 from onnxmill.tasks.artifact import Artifact, Record, Store, action_key
 from onnxmill.tasks.errors import InputError, StepError
 from onnxmill.tasks.isolate import Limits, OnProgress, Progress
@@ -88,10 +87,12 @@ def remember(
     work: Callable[[Path, Path], isolate.Reply],
     *,
     fresh: bool = False,
+    passing: Callable[[JsonValue], bool] = lambda value: False,
 ) -> Outcome:
     """The record of a step under its key: from the memo, else from `work(folder, log)`.
 
-    `work` gets an empty folder, whose sub-folder `out` becomes the step's artifact, and the path of a log.
+    `work` gets an empty folder, whose sub-folder `out` becomes the step's artifact, and the path of a log. A value for
+    which `passing` is true depends on the moment, and is not remembered.
     """
     started = time.monotonic()
     digests = {role: artifact.digest for role, artifact in inputs.items()}
@@ -121,7 +122,8 @@ def remember(
         peak_rss_mb=round(reply.peak_rss_mb, 1),
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    store.remember(record)
+    if not passing(reply.value):
+        store.remember(record)
     return Outcome(record, cached=False, seconds=record.seconds)
 
 
@@ -181,7 +183,7 @@ CALLING = "calling "
 
 def child_limits() -> Limits:
     """The time that a call may take and the memory that a child may take, by this machine's settings and size."""
-    return Limits(timeout_s(), psutil.virtual_memory().total * MEMORY_SHARE / 2**20)
+    return Limits(timeout_s(), machine.memory_bytes() * MEMORY_SHARE / 2**20)
 
 
 def timeout_s() -> float:
@@ -195,7 +197,10 @@ def timeout_s() -> float:
 
 @cache
 def installed_version(distribution: str) -> str:
-    """The installed version of a distribution, "python"'s minor version, or "missing"."""
+    """The installed version of a distribution, or "missing"; of "python" its minor version; of "cpu" the instruction
+    sets, by which runtimes choose their kernels, and so the last bits of their results."""
+    if distribution == "cpu":
+        return str(machine.fingerprint()["cpu_flags"])
     if distribution == "python":
         return f"{sys.version_info.major}.{sys.version_info.minor}"
     try:

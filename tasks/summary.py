@@ -11,12 +11,12 @@ from pydantic import BaseModel, ConfigDict
 
 from onnxmill.tasks import machine
 from onnxmill.tasks.artifact import Store, sha256_of
-from onnxmill.tasks.conversion import Assessment, Done, Job
+from onnxmill.tasks.conversion import Assessment, Done, Job, Samples
 from onnxmill.tasks.errors import StepError
 from onnxmill.tasks.findings import Finding, finding, refused
 from onnxmill.tasks.proof import MODEL
 from onnxmill.tasks.report import ArtifactRow, Decision, Digests, Measurement, Report, Status, StepRow, VariantRow
-from onnxmill.tasks.spec import Variant
+from onnxmill.tasks.spec import Variant, home
 from onnxmill.tasks.step import installed_version
 from onnxmill.tasks.verdict import exit_code, sentence
 
@@ -44,7 +44,7 @@ class Made(BaseModel):
 
     @property
     def rows(self) -> tuple[StepRow, ...]:
-        own = [self.model.row] if self.model else []
+        own = [self.model.row] if self.model and self.variant.recipe != "fp32" else []  # fp32 is the graph itself
         return (*own, *(self.assessment.rows if self.assessment else ()), *(m.row for m in self.measurements))
 
 
@@ -59,6 +59,7 @@ def build(
     job: Job,
     spec_path: str,
     steps: Sequence[StepRow],
+    samples: Samples,
     made: Sequence[Made],
 ) -> Report:
     """The report of a conversion, before anything is logged or decided."""
@@ -73,13 +74,22 @@ def build(
         versions={name: installed_version(name) for name in TOOLS} | {"python": installed_version("python")},
         machine=machine.fingerprint(),
         digests=Digests(
-            source=job.pack.source.artifact.digest, data=job.pack.data.artifact.digest if job.pack.data else None
+            source=job.pack.source.artifact.digest,
+            data=job.pack.data.artifact.digest if job.pack.data else None,
+            metric=_metric_digest(job, samples),
         ),
         opset=job.contract.opset,
         steps=(*steps, *(row for one in made for row in one.rows)),
         variants=variants,
         decisions=(),
     )
+
+
+def _metric_digest(job: Job, samples: Samples) -> str | None:
+    if not (job.spec.metric and job.pack.metric and samples.evaluation):
+        return None
+    code, evaluation = job.pack.metric.artifact.digest, samples.evaluation.files.digest
+    return sha256_of({"fn": job.spec.metric.fn, "code": code, "samples": evaluation})
 
 
 def concluded(
@@ -145,14 +155,27 @@ def key(report: Report, job: Job) -> str:
 
 def files(report: Report) -> Mapping[str, bytes]:
     """report.json and report.html."""
+    os.environ.setdefault("MPLCONFIGDIR", str(home() / "matplotlib"))  # its cache stays with ours
     from onnxmill.tasks import report_html  # it takes half a second: the last thing that a run needs
 
     text = json.dumps(report.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False)
     return {REPORT_JSON: text.encode() + b"\n", REPORT_HTML: report_html.html(report).encode()}
 
 
+def _remove_former(out: Path) -> None:
+    """Remove the models that an earlier report in `out` names: what lies there is what the report beside it says."""
+    try:
+        former = Report.model_validate_json((out / REPORT_JSON).read_bytes())
+    except (OSError, ValueError):
+        return  # there is none, or it is not ours
+    for row in former.variants:
+        if row.artifact:
+            shutil.rmtree(out / Path(row.artifact.path).parent, ignore_errors=True)
+
+
 def write(reports: Mapping[str, bytes], made: Sequence[Made], store: Store, out: Path) -> None:
     """Lay out the report's files and a copy of every variant's model under `out`. The report comes last."""
+    _remove_former(out)
     for one in made:
         if one.model and one.model.artifact:
             target = out / one.variant.label

@@ -100,11 +100,12 @@ class Tracking:
 
     @contextlib.contextmanager
     def service(self, doing: str) -> Iterator[None]:
-        """MLflow's failures as one `ServiceError` that says what was being done, without credentials."""
+        """MLflow's failures as one `ServiceError` that says what was being done, without credentials: so its cause,
+        which Prefect would log with the traceback, is not chained to it."""
         try:
             yield
         except (MlflowException, SQLAlchemyError, OSError) as error:  # those of `requests` are OSErrors
-            raise ServiceError(f"MLflow at {self.shown}: {doing} failed: {_brief(error)}. {AGAIN}") from error
+            raise ServiceError(f"MLflow at {self.shown}: {doing} failed: {_brief(error)}. {AGAIN}") from None
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def connect(uri: str | None, home: Path) -> Tracking:
                 tracking.client().search_experiments(max_results=1)
     except (MlflowException, SQLAlchemyError, sqlite3.Error, ImportError, OSError) as error:
         hint = "see that it is up and MLFLOW_TRACKING_URI is right, or unset it for the embedded one"
-        raise ServiceError(f"MLflow at {tracking.shown} cannot be used: {_brief(error)}. Next: {hint}") from error
+        raise ServiceError(f"MLflow at {tracking.shown} cannot be used: {_brief(error)}. Next: {hint}") from None
     return tracking
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from onnxmill.tasks import conversion
-from onnxmill.tasks.isolate import Progress
+from onnxmill.tasks.progress import in_words
 from onnxmill.tasks.reference import Reference
 
 
@@ -13,16 +13,12 @@ def verify(path: Path, say: Callable[[str], None]) -> dict[str, str]:
 
     Raises `InputError` for the first thing that is wrong. `say` is told what is being done.
     """
-
-    def progress(step: Progress) -> None:
-        say(step.what)
-
     job = conversion.prepare(path)
-    samples = conversion.samples(job, progress)
-    reference = conversion.reference(job, samples, progress)
+    samples = conversion.samples(job, in_words("samples", say))
+    reference = conversion.reference(job, samples, in_words("reference", say))
     seen = Reference.model_validate(reference.value)
     job = conversion.completed(job, reference)
-    scores = conversion.score_source(job, samples, progress)
+    scores = conversion.score_source(job, samples, in_words("score source", say))
     pack, contract = job.pack, job.contract
     facts = {
         "spec": f"{job.spec.name}: {', '.join(v.label for v in job.spec.variants)} at opset {contract.opset}",

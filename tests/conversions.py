@@ -115,7 +115,7 @@ def report(name: str, *variants: VariantRow, source: str = "s1", data: str | Non
         spec="spec.yaml",
         versions={"onnx": "1"},
         machine=MACHINE,
-        digests=Digests(source=source, data=data),
+        digests=Digests(source=source, data=data, metric=data),
         opset=18,
         steps=(StepRow(step="export", variant=None, seconds=1.5, cached=False),),
         variants=variants,

@@ -274,11 +274,14 @@ with store.workspace() as folder:
 def test_left_overs_of_the_dead_go_and_those_of_the_living_stay(store: Store) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    for name in (f"{dead.pid}-abc", f"{os.getpid()}-abc", "1-abc"):
+    with store.workspace() as mine:
+        host = mine.name.split("-")[0]
+    names = [f"{host}-{dead.pid}-abc", f"{host}-{os.getpid()}-abc", f"elsewhere-{dead.pid}-abc"]
+    for name in names:
         (store.root / "tmp" / name).mkdir()
         (store.root / "tmp" / name / "half").write_text("…")
     Store(store.root)
-    assert {p.name for p in (store.root / "tmp").iterdir()} == {f"{os.getpid()}-abc", "1-abc"}
+    assert {p.name for p in (store.root / "tmp").iterdir()} == set(names[1:])
 
 
 def test_a_workspace_is_empty_and_gone_afterwards(store: Store) -> None:

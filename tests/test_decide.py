@@ -105,7 +105,7 @@ def test_new_weights_replace_the_champion_unless_worse() -> None:
         ((0.968, 0.1), "metric 0.9680, 0.0200 below the champion's 0.9880, at most 0.005"),
         ((0.99, 0.6), "20% slower"),
         ((None, 0.5), "no metric"),
-        ((0.99, 0.5, "d2"), "on other data"),
+        ((0.99, 0.5, "d2"), "its metric or its data is another"),
     ):
         cause, why = new_source(*arguments)
         assert cause == "none"
@@ -161,7 +161,7 @@ champions = st.none() | st.builds(
         Standing,
         artifact_digest=st.sampled_from("abcde"),
         source_digest=st.sampled_from(["s1", "s2"]),
-        data_digest=st.sampled_from(["d1", "d2"]),
+        metric_digest=st.sampled_from(["d1", "d2"]),
         machine_digest=st.sampled_from([sha256_of({"cpu": "test", "cores": 2}), "other"]),
         target=st.just("cpu"),
         variant=st.just("was"),

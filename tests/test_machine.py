@@ -9,10 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from onnxmill.tasks import machine
-from onnxmill.tasks.machine import cpu_quota, fingerprint, fingerprint_digest, parse_cpuinfo, threads
+from onnxmill.tasks.machine import cpu_quota, fingerprint, memory_bytes, parse_cpuinfo, threads
 
 
 def a_root(folder: Path, cgroup: str, files: dict[str, str]) -> Path:
@@ -81,16 +82,6 @@ def test_fingerprint_is_the_same_in_another_process_and_names_no_host() -> None:
     assert here["os"] == f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}"
 
 
-def test_digest_depends_on_every_entry_and_on_nothing_else() -> None:
-    here = fingerprint()
-    digest = fingerprint_digest(here)
-    assert len(digest) == 12
-    assert fingerprint_digest(dict(reversed(here.items()))) == digest
-    others = {fingerprint_digest({**here, key: "another"}) for key in here}
-    assert len(others) == len(here)
-    assert digest not in others
-
-
 def test_cpuinfo_of_x86_and_arm() -> None:
     x86 = "processor\t: 0\nmodel name\t: Fast CPU: 3 GHz\nflags\t\t: fpu avx2 avx512_vnni\n\nmodel name\t: B\n"
     assert parse_cpuinfo(x86) == ("Fast CPU: 3 GHz", frozenset({"fpu", "avx2", "avx512_vnni"}))
@@ -102,3 +93,18 @@ def test_only_flags_that_choose_kernels_are_in_the_fingerprint(monkeypatch: pyte
     flags = frozenset(["fpu", "rdrand", "avx512_vnni", "avx2", "amx_int8", "avx_vnni", "asimddp"])
     monkeypatch.setattr(machine, "_cpu", lambda: ("name", flags))
     assert fingerprint()["cpu_flags"] == "amx_int8 asimddp avx2 avx512_vnni avx_vnni"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "limit"),
+    [
+        ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/memory.max": "1048576\n"}, 1048576),
+        ("9:memory:/x\n0::/\n", {"memory/x/memory.limit_in_bytes": "2097152\n"}, 2097152),
+        ("0::/\n", {"memory.max": "max\n"}, psutil.virtual_memory().total),
+        ("0::/\n", {"memory.max": f"{2**62}\n"}, psutil.virtual_memory().total),
+    ],
+)
+def test_memory_is_the_least_of_the_machine_and_its_cgroups(
+    tmp_path: Path, cgroup: str, files: dict[str, str], limit: int
+) -> None:
+    assert memory_bytes(a_root(tmp_path, cgroup, files)) == limit

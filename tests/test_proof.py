@@ -53,10 +53,11 @@ def test_remarks_with_paths_go_everywhere_and_the_digest_does_not_depend_on_them
 def test_the_stamp_says_name_source_and_version(tmp_path: Path) -> None:
     ready = graphs.ready(tmp_path, RELU)
     model = onnx.load(str(ready.model / MODEL))
-    onnx.helper.set_model_props(model, {"author": "someone"})
+    onnx.helper.set_model_props(model, {"author": "someone", "pkg.torch.onnx.trace": "/home", "onnx.infer": "x"})
     ready.publish(model)
     props = {p.key: p.value for p in onnx.load(str(tmp_path / "candidate/out" / MODEL)).metadata_props}
-    assert sorted(props) == ["onnxmill.name", "onnxmill.source", "onnxmill.version"]
+    assert sorted(props) == ["author", "onnxmill.name", "onnxmill.source", "onnxmill.version"]
+    assert props["author"] == "someone"  # a user's own stays
     assert props["onnxmill.name"] == "tiny"
     assert props["onnxmill.source"] == "0" * 64
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from onnxmill.calibration.samples import Array
 from onnxmill.tasks import proof
+from onnxmill.tasks.errors import InputError
 from onnxmill.tasks.findings import finding
 from onnxmill.tasks.isolate import report_progress
 from onnxmill.tasks.proof import Proof, Stamp
@@ -42,8 +43,8 @@ class FrameworkModule(Protocol):
 
 MODULES: dict[Framework, str] = {"torch": "onnxmill.tasks.export.torch", "onnx": "onnxmill.tasks.export.onnx"}
 TOOLS: dict[Framework, tuple[str, ...]] = {
-    "torch": ("python", "torch", "onnxscript", "onnx", "onnxruntime", "numpy"),
-    "onnx": ("onnx", "onnxruntime", "numpy"),
+    "torch": ("python", "torch", "onnxscript", "onnx", "onnxruntime", "numpy", "cpu"),
+    "onnx": ("onnx", "onnxruntime", "numpy", "cpu"),
 }
 """Distributions whose versions decide what a framework gives."""
 
@@ -73,6 +74,8 @@ def export(settings: ExportSettings, source: Path, reference: Path, out: Path) -
     raw = source.parent / "exported.onnx"
     try:
         note = framework.write(model, settings.contract, raw)
+    except (InputError, OSError, MemoryError):
+        raise  # these say nothing of the model
     except Exception as error:  # noqa: BLE001  exporters raise of every kind: the model is refused, with the reason
         traceback.print_exc()
         return proof.nothing(finding("EXP001", "export", f"{type(error).__name__}: {' '.join(str(error).split())}"))

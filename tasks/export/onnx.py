@@ -16,7 +16,7 @@ from onnxmill.tasks.contract import opset_of
 from onnxmill.tasks.errors import InputError
 from onnxmill.tasks.export import SourceSettings
 from onnxmill.tasks.machine import threads
-from onnxmill.tasks.spec import Contract, Dtype, Tensor
+from onnxmill.tasks.spec import Contract, Dtype, Tensor, dim_name
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,9 @@ def _tensor(value: onnx.ValueInfoProto) -> Tensor:
         raise InputError(f"inputs.{value.name}", None, "the file gives no shape for it", "give `inputs:` in the spec")
     shape: list[int | str] = []
     for axis, dim in enumerate(tensor.shape.dim):
-        shape.append(dim.dim_value if dim.dim_value > 0 else _dim_name(dim.dim_param, axis))
+        shape.append(dim.dim_value if dim.dim_value > 0 else dim_name(dim.dim_param, axis))
     dtype = TensorProto.DataType.Name(tensor.elem_type).lower()
     dtype = {"float": "float32", "double": "float64"}.get(dtype, dtype)
     if dtype not in get_args(Dtype):
         raise InputError(f"inputs.{value.name}.dtype", dtype, f"must be one of {', '.join(get_args(Dtype))}")
     return Tensor.model_validate({"dtype": dtype, "shape": shape})
-
-
-def _dim_name(name: str, axis: int) -> str:
-    """A name that a spec allows for a dim: the file's own as far as that goes."""
-    plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
-    if plain:
-        return f"dim_{plain}" if plain[0].isdigit() else plain
-    return "batch" if axis == 0 else f"dim_{axis}"
