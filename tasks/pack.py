@@ -142,8 +142,8 @@ class _Sources:
             if paths:
                 return True
         top = module.split(".")[0]
-        if top in sys.stdlib_module_names:
-            return False
+        if top in sys.stdlib_module_names or any(_module_files(top, place.search) for place in self.places):
+            return False  # of the latter, `a.b` may be a name in module a
         found = _distributions_of(top)
         if not found and _is_importable(top):
             raise InputError(

@@ -90,3 +90,19 @@ class Counter:
 
 def counter(start: int) -> Counter:
     return Counter(start)
+
+
+def leaves_a_daemon(pid_file: Path) -> None:
+    """Starts a process that leaves the worker's group and session, and ends."""
+    daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    pid_file.write_text(str(daemon.pid))
+
+
+def opens_a_session() -> None:
+    import onnx.parser
+    import onnxruntime
+
+    text = '<ir_version: 8, opset_import: ["": 18]> g (float[1] x) => (float[1] y) { y = Relu(x) }'
+    model = onnx.parser.parse_model(text)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert session.get_inputs()[0].name == "x"

@@ -165,3 +165,27 @@ def test_services_and_secrets_stay_out_of_children(monkeypatch: pytest.MonkeyPat
     assert "HARMLESS" in kept
     assert "MLFLOW_TRACKING_URI" not in kept
     assert "MY_API_TOKEN" not in kept
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans to a subreaper")
+def test_a_process_that_left_the_workers_session_ends_with_the_step(tmp_path: Path) -> None:
+    call("leaves_a_daemon", pid_file=tmp_path / "pid")
+    assert wait_until(lambda: is_gone(int((tmp_path / "pid").read_text())))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a parent's death")
+def test_the_worker_ends_when_its_supervisor_is_killed(tmp_path: Path) -> None:
+    with Child("demo", environment=HERE) as child, ThreadPoolExecutor() as pool:
+        request = {"function": "misbehave:hangs", "arguments": {"pid_file": str(tmp_path / "pids")}}
+        waiting = pool.submit(child.ask, request, None)
+        assert wait_until(lambda: (tmp_path / "pids").is_file() and (tmp_path / "pids").read_text() != "")
+        psutil.Process(child._process.pid).kill()
+        with pytest.raises(StepError, match="SIGKILL"):
+            waiting.result(timeout=10)
+    assert wait_until(lambda: is_gone(int((tmp_path / "pids").read_text())))
+
+
+def test_no_library_reports_home(tmp_path: Path) -> None:
+    """ONNX Runtime would write a device's id and a queue of events under HOME."""
+    run("misbehave:opens_a_session", {}, step="demo", environment={**HERE, "HOME": str(tmp_path)})
+    assert list(tmp_path.rglob("*")) == []

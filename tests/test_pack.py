@@ -365,3 +365,24 @@ def test_a_syntax_error_names_the_file(folder: Path, name: str, text: str) -> No
     write(folder, {name: text})
     message = refused(loading("model.py:load"), folder)
     assert message.startswith(f"source.loader: '{name}': is not valid Python")
+
+
+# --- modules from elsewhere, whose changes no version would show
+
+
+def test_a_module_on_the_path_that_no_distribution_owns_is_refused(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = write(tmp_path_factory.mktemp("elsewhere"), {"loose_module_of_mine.py": "K = 1"})
+    write(folder, {"model.py": "from loose_module_of_mine import K\ndef load(): ..."})
+    monkeypatch.syspath_prepend(elsewhere)
+    with pytest.raises(InputError, match="imports 'loose_module_of_mine', which is outside the folders"):
+        pack(loading("model.py:load"), folder, Store(folder / "store"))
+    monkeypatch.setenv(ROOTS_SETTING, os.pathsep.join([str(folder), str(elsewhere)]))
+    packed = pack(loading("model.py:load"), folder, Store(folder / "store"))
+    assert "loose_module_of_mine.py" in packed.source.artifact.files
+
+
+def test_a_module_that_is_nowhere_is_left_to_the_code(folder: Path) -> None:
+    write(folder, {"model.py": "try:\n    import no_such_module_at_all\nexcept ImportError: ...\ndef load(): ..."})
+    assert "model.py" in pack(loading("model.py:load"), folder, Store(folder / "store")).source.artifact.files

@@ -180,3 +180,14 @@ def test_holds_rollbacks_and_foreign_versions_are_read(world: World) -> None:
 def test_an_unknown_version_is_an_error_that_names_the_model(world: World) -> None:
     with pytest.raises(ServiceError, match="moving the alias 'champion' of 'nowhere' failed"):
         set_champion(world.tracking, "nowhere", 1, None)
+
+
+@pytest.mark.integration
+def test_a_hold_since_the_decision_keeps_the_alias(world: World) -> None:
+    made = world.make("held", 2.0)
+    version = world.register("held-onnx", made)
+    assert world.prove("held-onnx", version, made) == []
+    world.tracking.client().set_registered_model_tag("held-onnx", "onnxmill.held", "since just now")
+    move = set_champion(world.tracking, "held-onnx", version, None)
+    assert (move.moved, move.why) == (False, "'held-onnx' is held: nothing moves")
+    assert world.alias("held-onnx") is None

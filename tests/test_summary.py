@@ -13,7 +13,7 @@ from onnxmill.tasks.findings import finding
 from onnxmill.tasks.pack import Pack, Part
 from onnxmill.tasks.proof import Proof
 from onnxmill.tasks.report import Decision, Report, StepRow
-from onnxmill.tasks.spec import Variant
+from onnxmill.tasks.spec import Metric, Variant
 from onnxmill.tasks.summary import Made
 from tests import conversions
 
@@ -135,3 +135,27 @@ def test_files_are_written_and_replaced(tmp_path: Path) -> None:
         copy.write_bytes(b"")  # a person's own copy: the store's stays as it is
     store.verify(artifact)
     assert json.loads((tmp_path / "out" / "report.json").read_text())["schema_version"] == 1
+
+
+def test_models_of_an_earlier_report_do_not_stay_beside_the_new_one(tmp_path: Path) -> None:
+    store, out = Store(tmp_path / "store"), tmp_path / "out"
+    artifact, _ = conversions.publish(store, conversions.model(2.0))
+    (out / "mine").mkdir(parents=True)
+    both = [Made(variant=v, model=done(artifact), assessment=judged()) for v in (FP32, INT8)]
+    for made in (both, both[:1]):
+        report = summary.build(job(), "spec.yaml", [], NO_SAMPLES, made)
+        summary.write(summary.files(report), made, store, out)
+    assert sorted(p.name for p in out.iterdir()) == ["fp32", "mine", "report.html", "report.json"]
+
+
+def test_scores_of_another_metric_or_other_samples_are_told_apart() -> None:
+    def digest(fn: str = "m.py:a", samples: Artifact = NOTHING, code: Artifact = NOTHING) -> str | None:
+        spec = job().spec.model_copy(update={"metric": Metric(fn=fn)})
+        pack = job().pack.model_copy(update={"metric": Part(artifact=code, tools={})})
+        taken = Samples(calibration=None, evaluation=done(samples))
+        report = summary.build(job().model_copy(update={"spec": spec, "pack": pack}), "s", [], taken, [])
+        return report.digests.metric
+
+    other = NOTHING.model_copy(update={"digest": "f" * 64})
+    assert len({digest(), digest(fn="m.py:b"), digest(samples=other), digest(code=other)}) == 4
+    assert summary.build(job(), "s", [], NO_SAMPLES, []).digests.metric is None
