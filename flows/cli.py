@@ -41,8 +41,8 @@ app = typer.Typer(
     required one did not.
 
     Settings (environment): ONNXMILL_HOME, where everything is kept; MLFLOW_TRACKING_URI, PREFECT_API_URL, services to
-    use instead of the embedded ones; ONNXMILL_LOADER_ROOTS, folders whose code may run; ONNXMILL_STEP_TIMEOUT_S, seconds a step may take;
-    ONNXMILL_POLICY, the promotion policy.""",
+    use instead of the embedded ones; ONNXMILL_LOADER_ROOTS, folders whose code may run; ONNXMILL_STEP_TIMEOUT_S,
+    seconds a step may take; ONNXMILL_POLICY, the promotion policy.""",
 )
 
 SpecPath = Annotated[Path, typer.Argument(help="The spec, a YAML file.", show_default=False)]

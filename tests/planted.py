@@ -107,9 +107,7 @@ def write_planted(
     return _write_spec(folder, spec)
 
 
-def write_tiny(
-    folder: Path, *, variants: Sequence[str] = ("fp32", "int8-static"), require: Sequence[str] = ()
-) -> Path:
+def write_tiny(folder: Path, *, variants: Sequence[str] = ("fp32", "int8-static"), require: Sequence[str] = ()) -> Path:
     """A sound network of 1,068 parameters with 64 calibration and 200 evaluation samples; returns its spec.
 
     Each image shows one of four bars in noise; the last layer finds the nearest bar in feature space.

@@ -62,7 +62,7 @@ def test_facts_of_a_sound_spec(spec: Path) -> None:
     assert facts["parity cases"] == "8 of real samples, 4 made up"
     assert (facts["calibration samples"], facts["evaluation samples"]) == ("3", "5")
     assert facts["metric of the source"] == "1.0000"
-    assert "calling data.calibration data.py:calibration" in said
+    assert "samples: calling data.calibration data.py:calibration" in said
 
 
 @pytest.mark.integration

@@ -1,0 +1,215 @@
+"""The command line without Prefect: bad input is one message and the right exit code; nothing is half-written."""
+
+import re
+import time
+from pathlib import Path
+
+import onnx
+import onnx.parser
+import pytest
+import yaml
+
+from onnxmill.tasks.artifact import Store
+from tests import bad_input
+from tests.bad_input import Fault
+from tests.flow.command import Ended, invoke, run
+from tests.planted import write_tiny
+
+pytestmark = pytest.mark.integration
+
+
+def check_refused(ended: Ended, key: str, words: list[str], home: Path) -> None:
+    """Exit 2 with one line that names `key` and says `words`; no traceback; a store without half-written things."""
+    assert ended.code == 2, ended.err
+    assert re.match(rf"error: (\S+\.yaml: )?{re.escape(key)}:", ended.error), ended.error
+    for word in words:
+        assert word in ended.error
+    assert "Traceback" not in ended.err + ended.out
+    if (home / "store").exists():
+        assert Store(home / "store").check() == []
+        assert list((home / "store" / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["verify", "convert"])
+@pytest.mark.parametrize("fault", bad_input.SPEC)
+def test_fault_in_the_spec(command: str, fault: str, tmp_path: Path) -> None:
+    change, key, words = bad_input.SPEC[fault]
+    home = tmp_path / "home"
+    check_refused(invoke(command, bad_input.written(tmp_path, change), home=home), key, words, home)
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, id=f"{where}: {name}")
+        for where, table in {"pack": bad_input.PACK, "data": bad_input.DATA, "model": bad_input.MODEL}.items()
+        for name, fault in table.items()
+    ],
+)
+def test_fault_in_what_the_spec_names(fault: Fault, tmp_path: Path) -> None:
+    change, key, words = fault
+    home = tmp_path / "home"
+    settings = {"ONNXMILL_STEP_TIMEOUT_S": "2"} if "gave nothing within 2 s" in words else {}
+    check_refused(invoke("verify", bad_input.written(tmp_path, change), home=home, settings=settings), key, words, home)
+
+
+def test_loader_that_hangs(tmp_path: Path) -> None:
+    hangs = "import time\n\n\ndef load():\n    time.sleep(60)\n"
+    spec, home = bad_input.written(tmp_path, bad_input.source("model.py", hangs)), tmp_path / "home"
+    started = time.monotonic()
+    ended = invoke("verify", spec, home=home, settings={"ONNXMILL_STEP_TIMEOUT_S": "6"})  # torch is imported before
+    check_refused(ended, "source.loader", ["'model.py:load'", "gave nothing within 6 s"], home)
+    assert time.monotonic() - started < 20
+
+
+def test_faults_of_the_spec_file(tmp_path: Path) -> None:
+    home, broken = tmp_path / "home", tmp_path / "broken.yaml"
+    broken.write_text("name: [", encoding="utf-8")
+    check_refused(invoke("verify", broken, home=home), str(broken), ["is not valid YAML", "line 1"], home)
+    broken.write_text("- 1\n", encoding="utf-8")
+    check_refused(invoke("verify", broken, home=home), str(broken), ["must be a mapping", "version: 1"], home)
+    check_refused(invoke("verify", tmp_path / "no.yaml", home=home), "spec", ["no.yaml", "no such file", "init"], home)
+    check_refused(invoke("convert", tmp_path, home=home), "spec", [str(tmp_path), "cannot be read"], home)
+    assert not home.exists()
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    ended = run("verify", tmp_path / "no.yaml", "--debug", home=tmp_path / "home")
+    assert ended.code == 2
+    assert "no such file" in ended.error
+    assert "Traceback" in ended.err
+
+
+def test_roots_are_the_servers_setting(tmp_path: Path) -> None:
+    """Another folder is allowed by ONNXMILL_LOADER_ROOTS, which then also forbids the spec's own."""
+    spec = bad_input.written(tmp_path, bad_input.outside)
+    home, settings = tmp_path / "home", {"ONNXMILL_LOADER_ROOTS": str(tmp_path / "elsewhere")}
+    # the loader now passes; what is outside is the first data callable
+    check_refused(invoke("verify", spec, home=home, settings=settings), "source.loader", ["the spec's folder"], home)
+    spec = write_tiny(tmp_path / "spec")
+    check_refused(invoke("verify", spec, home=home, settings=settings), "source.loader", ["outside the folders"], home)
+
+
+@pytest.mark.parametrize(
+    ("settings", "service", "shown"),
+    [
+        ({"MLFLOW_TRACKING_URI": "http://user:hunter2@127.0.0.1:9"}, "MLflow", "http://***@127.0.0.1:9"),
+        (
+            {"MLFLOW_TRACKING_URI": "postgresql://user:hunter2@127.0.0.1:9/x"},
+            "MLflow",
+            "postgresql://***@127.0.0.1:9/x",
+        ),
+        ({"PREFECT_API_URL": "http://user:hunter2@127.0.0.1:9/api"}, "Prefect", "http://***@127.0.0.1:9/api"),
+    ],
+)
+def test_service_that_does_not_answer(settings: dict[str, str], service: str, shown: str, tmp_path: Path) -> None:
+    spec, home = write_tiny(tmp_path / "spec"), tmp_path / "home"
+    for options in ((), ("--debug",)):
+        started = time.monotonic()
+        ended = run("convert", spec, *options, home=home, settings=settings)
+        assert time.monotonic() - started < 20  # of which the imports take nearly all
+        assert ended.code == 1
+        assert ended.error.startswith(f"error: {service}")
+        assert shown in ended.error
+        assert ("Traceback" in ended.err) == bool(options)
+        assert "hunter2" not in ended.err + ended.out
+    kept = [path for path in home.rglob("*") if path.is_file()]
+    assert [path.name for path in kept if b"hunter2" in path.read_bytes()] == []
+    assert not (home / "store").exists()
+
+
+def test_address_that_is_none(tmp_path: Path) -> None:
+    spec, home = write_tiny(tmp_path / "spec"), tmp_path / "home"
+    ended = invoke("convert", spec, home=home, settings={"MLFLOW_TRACKING_URI": "ftp://user:hunter2@host"})
+    check_refused(ended, "MLFLOW_TRACKING_URI", ["ftp://***@host", "http(s)://"], home)
+    assert "hunter2" not in ended.err
+
+
+def test_setting_that_is_no_number(tmp_path: Path) -> None:
+    spec, home = write_tiny(tmp_path / "spec"), tmp_path / "home"
+    ended = invoke("verify", spec, home=home, settings={"ONNXMILL_STEP_TIMEOUT_S": "soon"})
+    check_refused(ended, "ONNXMILL_STEP_TIMEOUT_S", ["'soon'", "a number of seconds above 0"], home)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("convert",), ("convert", "spec.yaml", "--jsn"), ("convrt", "spec.yaml"), ("verify", "a", "b")]
+)
+def test_wrong_use(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    ended = invoke(*arguments, home=tmp_path)
+    assert ended.code == 2
+    assert "Usage: onnxmill" in ended.err
+    assert "Traceback" not in ended.err
+    assert ended.out == ""
+
+
+def test_verify_says_what_it_saw(tmp_path: Path) -> None:
+    spec, home = write_tiny(tmp_path / "spec"), tmp_path / "home"
+    ended = invoke("verify", spec, home=home)
+    assert ended.code == 0, ended.err
+    for words in ("fp32, int8-static at opset 18", "model.py, parts.py, weights.pt", "8 of real samples", "1.0000"):
+        assert words in ended.out
+    as_json = invoke("verify", spec, "--json", home=home)
+    facts = yaml.safe_load(as_json.out)  # JSON is YAML
+    assert facts["evaluation samples"] == "200"
+    assert not (home / "mlflow").exists()
+    assert not (home / "prefect").exists()
+
+
+def test_init_writes_a_spec_that_verify_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 18]>
+        agraph (float[batch, 3] x) => (float[batch, 3] y) { y = Relu(x) }
+    """)
+    onnx.save(model, tmp_path / "my model.onnx")
+    monkeypatch.chdir(tmp_path)
+    assert invoke("init", "my model.onnx", home=home).code == 0
+    assert invoke("verify", "spec.yaml", home=home).code == 0
+    before = Path("spec.yaml").read_text(encoding="utf-8")
+    ended = invoke("init", "my model.onnx", home=home)
+    check_refused(ended, "--out", ["'spec.yaml'", "is there already", "--force"], home)
+    assert Path("spec.yaml").read_text(encoding="utf-8") == before
+    assert invoke("init", "my model.onnx", "--force", home=home).code == 0
+    check_refused(invoke("init", "no.onnx", "--force", home=home), "MODEL", ["'no.onnx'", "no such file"], home)
+    check_refused(invoke("init", "my model.onnx", "--out", "no/a.yaml", home=home), "--out", ["folder"], home)
+    assert Path("spec.yaml").read_text(encoding="utf-8") == before
+
+
+def test_init_for_a_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tiny(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert invoke("init", "model.py:load", "--out", "mine.yaml", home=tmp_path / "home").code == 0
+    spec = yaml.safe_load(Path("mine.yaml").read_text(encoding="utf-8"))
+    assert spec["source"]["loader"] == "model.py:load"
+    assert list(spec["inputs"]) == ["image"]  # the parameter of forward
+
+
+OPTIONS = {
+    "convert": ["SPEC", "--out", "--json", "--fresh", "--debug"],
+    "verify": ["SPEC", "--json", "--debug"],
+    "init": ["MODEL", "--out", "--force", "--debug"],
+    "doctor": ["--json", "--debug"],
+}
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_help_lists_every_option(command: str, tmp_path: Path) -> None:
+    ended = invoke(command, "--help", home=tmp_path)
+    shown = ended.out
+    assert ended.code == 0
+    assert set(re.findall(r"--[a-z]+", shown)) == {o for o in OPTIONS[command] if o.startswith("--")} | {"--help"}
+    assert OPTIONS[command][0].lower() in shown.lower()
+
+
+def test_help_lists_every_command_and_exit_code(tmp_path: Path) -> None:
+    shown = " ".join(invoke("--help", home=tmp_path).out.split())
+    for word in (*OPTIONS, "ONNXMILL_HOME", "MLFLOW_TRACKING_URI", "PREFECT_API_URL", "Exit codes: 0", "3 refused"):
+        assert word in shown
+
+
+def test_doctor(tmp_path: Path) -> None:
+    ended = invoke("doctor", "--json", home=tmp_path)
+    rows = yaml.safe_load(ended.out)
+    assert ended.code == (1 if any(row["level"] == "broken" for row in rows) else 0)
+    assert {"ok"} <= {row["level"] for row in rows} <= {"ok", "note", "broken"}
