@@ -88,8 +88,9 @@ def convert(spec: str, out: str = "", fresh: bool = False) -> State[Any]:
     try:
         logged = steps.log(job, report, made, reference)
         decisions = [steps.promote(job, report, made, reference, logged)] if job.spec.promote else []
-    except OnnxmillError:
-        summary.write(summary.files(report), made, conversion.store(), folder)  # what is known so far is not lost
+    except OnnxmillError as error:  # what is known so far is not lost
+        so_far = report.model_copy(update={"exit_code": 1, "sentence": f"{report.sentence}; then: {error}"})
+        summary.write(summary.files(so_far), made, conversion.store(), folder)
         raise
     report = publish.conclude(job, report, made, logged, decisions, folder)
     create_table_artifact(

@@ -17,6 +17,7 @@ from onnxmill.tasks import reference as referencing
 from onnxmill.tasks import spec as specs
 from onnxmill.tasks.artifact import Artifact, Store
 from onnxmill.tasks.benchmark import Budget
+from onnxmill.tasks.errors import InputError
 from onnxmill.tasks.export import ExportSettings, SourceSettings
 from onnxmill.tasks.findings import Finding, refused
 from onnxmill.tasks.isolate import OnProgress, Reply
@@ -123,7 +124,11 @@ class SourceScores(BaseModel):
 
 
 def store() -> Store:
-    return Store(specs.home() / "store")
+    home = specs.home()
+    try:
+        return Store(home / "store")
+    except OSError as error:
+        raise InputError("ONNXMILL_HOME", str(home), f"cannot hold a store: {error.strerror}") from error
 
 
 def prepare(spec_path: Path, *, fresh: bool = False) -> Job:

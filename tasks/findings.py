@@ -56,8 +56,15 @@ CODES: dict[str, Code] = {
         "nothing was quantized",
         "drop this variant, or choose a recipe that quantizes the operators that the model has",
     ),
-    "QNT002": Code("info", "quantizable nodes were left in float", "see the reason for each"),
+    "QNT002": Code(
+        "info",
+        "quantizable nodes were left in float",
+        "nothing, where it is meant (see `exclude:`)",
+    ),
     "QNT003": Code("warn", "nodes stay fp32: a constant is out of fp16's range", "nothing to do; or rescale the model"),
+    "QNT005": Code(
+        "refuse", "this calibration method needs samples of one shape", "use `method: minmax`, or pad the samples"
+    ),
     "QNT004": Code("warn", "few calibration samples", "give 100 samples or more that look like production"),
     # gates
     "GATE001": Code("refuse", "error relative to the output's range above the limit", "see which output and stage"),

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import yaml
+from pydantic import BaseModel
 
 from onnxmill.tasks import export, isolate, loader
 from onnxmill.tasks.errors import InputError
@@ -62,9 +63,11 @@ def initial_spec(model: str, file: str) -> str:
         found = isolate.run(
             "onnxmill.tasks.initial:describe", {"name": path.name}, step="init", cwd=path.resolve().parent
         )
-        inputs = {name: Tensor.model_validate(tensor) for name, tensor in dict(_mapping(found.value)).items()}
+        described = Described.model_validate(found.value)
         source = f"  framework: onnx\n  path: {_scalar(os.path.relpath(path.resolve(), beside))}"
-        return _fill(path.stem, source, inputs, file, note="")
+        if weights := [os.path.relpath(path.resolve().parent / name, beside) for name in described.files]:
+            source += f"\n  files: [{', '.join(map(_scalar, weights))}]   # its weights"
+        return _fill(path.stem, source, described.inputs, file, note="")
     entry = loader.parse_entry("MODEL", model)
     if entry.file and not Path(entry.file).is_file():
         raise InputError("MODEL", model, "no such file; give an .onnx file or file.py:callable")
@@ -82,9 +85,19 @@ def initial_spec(model: str, file: str) -> str:
     return _fill(beside.name, source, inputs, file, note="   # <- your model's sizes")
 
 
-def describe(name: str) -> dict[str, Tensor]:
-    """In a child: the inputs of an ONNX file in the working folder."""
-    return export.describe(export.DescribeSettings(path=name), Path.cwd(), Path.cwd())
+class Described(BaseModel):
+    """An ONNX file: its inputs, and the files beside it that hold its weights."""
+
+    inputs: dict[str, Tensor]
+    files: list[str]
+
+
+def describe(name: str) -> Described:
+    """In a child: what an ONNX file in the working folder is."""
+    from onnxmill.tasks.export.onnx import external_files
+
+    inputs = export.describe(export.DescribeSettings(path=name), Path.cwd(), Path.cwd())
+    return Described(inputs=inputs, files=external_files(Path.cwd() / name))
 
 
 def parameters(text: str) -> list[str]:
@@ -123,11 +136,6 @@ def _scalar(text: str) -> str:
     """`text` as YAML: quoted where it would be read as something else (no, 1.5, a#b)."""
     plain = re.fullmatch(r"[A-Za-z0-9_./:-]+", text) and yaml.safe_load(f"{{{text}: 0}}") == {text: 0}
     return text if plain else json.dumps(text)
-
-
-def _mapping(value: object) -> dict[str, object]:
-    assert isinstance(value, dict)
-    return value
 
 
 def _list(value: object) -> list[str]:

@@ -17,7 +17,7 @@ from onnxmill.tasks.spec import Contract
 MODEL = "model.onnx"
 STAMP_VERSION = "1"
 """Of the stamp's form. Not onnxmill's own version: the same weights keep their digest through an upgrade."""
-OWN_METADATA = re.compile(r"(?!pkg\.|onnx\.|onnxruntime)[\w.-]+$")
+OWN_METADATA = re.compile(r"(?!pkg\.|onnx\.|onnxruntime|onnxsim)[\w.-]+$")
 """Keys of a model's metadata that are a user's, such as `names`: not those of exporters and quantizers."""
 EXTERNAL_BYTES = 2**31 - 2**26
 """Weights of this size or more lie in a file of their own: protobuf holds less than 2 GB."""

@@ -75,6 +75,9 @@ def compute(settings: ReferenceSettings, source: Path, out: Path, real: Path | N
             counts[kind] += 1
             report_progress("reference", index + 1)
     names = tuple(shapes[0][1])
+    for name in names:
+        if not any(np.isfinite(outputs[name].astype(np.float64)).any() for _, outputs in shapes):
+            raise InputError("source", None, f"gives no finite value for output '{name}'", "check the model's weights")
     outputs_seen = {name: _output(name, contract, [(s, o[name]) for s, o in shapes]) for name in names}
     complete = contract.model_copy(update={"output_names": names, "outputs": outputs_seen})
     return Reference(contract=complete, real_cases=counts["real"], random_cases=counts["random"])
@@ -87,13 +90,13 @@ def parity_inputs(contract: Contract, real: Path | None) -> Iterator[tuple[Kind,
     """For each size of the dynamic dims: real samples in batches, then made-up values."""
     pool = _pool(real)
     bounds = _bounds(contract, pool)
+    uniform = len({tuple((n, s[n].shape) for n in contract.input_names) for s in pool}) == 1
     offset = seed = 0
     for sizes in _rounds(contract.dims):
         batch = _batch_size(contract, sizes)
         for _ in range(REAL_CASES if pool else 0):
-            chosen = [pool[(offset + i) % len(pool)] for i in range(batch)]
-            offset += batch
-            stacked = samples.stack(chosen)
+            stacked = samples.stack(_real_batch(pool, offset, batch))
+            offset = (offset + (batch if uniform else 1)) % len(pool)
             yield "real", {name: stacked[name] for name in contract.input_names}
         for _ in range(RANDOM_CASES):
             yield (
@@ -112,12 +115,17 @@ def _rounds(dims: dict[str, tuple[int, ...]]) -> list[dict[str, int]]:
 
 
 def _pool(real: Path | None) -> list[dict[str, Array]]:
-    """The first real samples, of one shape: they are stacked into batches."""
-    if real is None:
-        return []
-    first = [sample.inputs for sample in itertools.islice(samples.read(real), REAL_SAMPLES)]
-    shape = {name: array.shape for name, array in first[0].items()}
-    return [inputs for inputs in first if {n: a.shape for n, a in inputs.items()} == shape]
+    """The first real samples, whatever their shapes."""
+    return [sample.inputs for sample in itertools.islice(samples.read(real), REAL_SAMPLES)] if real else []
+
+
+def _real_batch(pool: list[dict[str, Array]], start: int, batch: int) -> list[dict[str, Array]]:
+    """`batch` samples from `start` on, in a circle: of the first one's shape, for they are stacked. Where too few have
+    it, they are taken again."""
+    rotated = pool[start:] + pool[:start]
+    shapes = [{name: array.shape for name, array in inputs.items()} for inputs in rotated]
+    alike = [inputs for inputs, shape in zip(rotated, shapes, strict=True) if shape == shapes[0]]
+    return [alike[i % len(alike)] for i in range(batch)]
 
 
 def _batch_size(contract: Contract, sizes: dict[str, int]) -> int:

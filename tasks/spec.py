@@ -144,6 +144,13 @@ class Variant(Strict):
     exclude: tuple[str, ...] = Field((), description="names of nodes to keep in float")
     gate: Gate = Gate()
 
+    @model_validator(mode="after")
+    def _applies(self) -> Self:
+        for key, recipes in (("method", ("int8-static",)), ("per_channel", ("int8-static", "int8-dynamic"))):
+            if getattr(self, key) != type(self).model_fields[key].default and self.recipe not in recipes:
+                raise ValueError(f"{key}: is no setting of {self.recipe}; only of {', '.join(recipes)}")
+        return self
+
     @property
     def label(self) -> str:
         return self.name or self.recipe

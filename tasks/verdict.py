@@ -102,11 +102,11 @@ def _outcome(variants: Sequence[VariantRow], decisions: Sequence[Decision]) -> s
 def _unmoved(decisions: Sequence[Decision]) -> str:
     """What goes on serving where no alias moved."""
     serving = [
-        f"{d.variant} {'is held' if d.cause == 'held' else 'already serves'} as version {d.version}"
+        f"{d.variant} {'is held' if d.cause == 'held' else 'still serves'} as version {d.version}"
         for d in decisions
         if d.version is not None
     ]
-    return f"nothing changed: {', '.join(serving)}" if serving else "nothing promoted"
+    return f"nothing promoted: {', '.join(serving)}" if serving else "nothing promoted"
 
 
 def _kept(decisions: Sequence[Decision]) -> str:

@@ -4,9 +4,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from onnx import numpy_helper
 
 from onnxmill.tasks.errors import InputError
 from onnxmill.tasks.initial import initial_spec, parameters
@@ -88,6 +90,17 @@ def test_the_path_is_relative_to_the_spec(here: Path, file: str, path: str) -> N
     assert spec.name == "1.5"
     assert expand(path, (here / file).parent) == here / "models" / "1.5.onnx"
     assert spec.dims == {}
+
+
+def test_files_of_weights_beside_a_model_are_declared(here: Path) -> None:
+    text = '<ir_version: 8, opset_import: ["": 18]> g (float[N,3] x) => (float[N,3] y) { y = Add(x, w) }'
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32), "w"))
+    onnx.save(model, "net.onnx", save_as_external_data=True, location="net.weights", size_threshold=0)
+    assert parse(initial_spec("net.onnx", "spec.yaml")).source.files == ("net.weights",)
+    Path("net.weights").unlink()
+    with pytest.raises(InputError, match=r"source\.files: 'net\.weights': is missing"):
+        initial_spec("net.onnx", "spec.yaml")
 
 
 def test_a_loader_gives_the_names_of_the_inputs(here: Path) -> None:

@@ -82,16 +82,28 @@ def test_real_samples_come_first_stacked_and_each_once(tmp_path: Path) -> None:
             assert inputs["x"].max() <= 19
 
 
-def test_samples_of_several_shapes_are_not_mixed(tmp_path: Path) -> None:
-    lengths = [3, 5, 3, 3]
+def test_samples_of_several_shapes_are_all_used_and_not_mixed(tmp_path: Path) -> None:
+    lengths = [3, 5, 3, 4, 7, 6, 8, 9]
     folder = tmp_path / "real"
     folder.mkdir()
-    items = [{"x": np.ones((1, n), np.float32)} for n in lengths]
+    items = [{"x": np.full((1, n), i, np.float32)} for i, n in enumerate(lengths)]
     samples.write(
         "data", items, {"x": samples.Expected("float32", ("batch", "length"))}, folder, limit=None, labelled=False
     )
     made = list(parity_inputs(contract({"x": ("batch", "length")}), folder))
-    assert {inputs["x"].shape[1] for kind, inputs in made if kind == "real"} == {3}
+    real = [inputs["x"] for kind, inputs in made if kind == "real"]
+    assert {len(x) for x in real} == {1, 3}
+    assert {x.shape[1] for x in real} == set(lengths)
+    assert {float(value) for x in real for value in x[:, 0]} == set(range(len(lengths)))
+    assert all(lengths[int(row[0])] == len(row) for x in real for row in x)
+
+
+def test_a_source_that_gives_nothing_finite_is_refused(tmp_path: Path) -> None:
+    model = graphs.parse(
+        "g (float[batch,3] x) => (float[batch,3] y) { m = Abs(x) n = Neg(m) o = Sub(n, m) y = Log(o) }"
+    )
+    with pytest.raises(InputError, match="gives no finite value for output 'y'"):
+        graphs.ready(tmp_path, model)
 
 
 @pytest.mark.parametrize(("range_", "low", "high"), [((3, 7), 3, 6), ((-2, 0), -2, -1)])

@@ -135,8 +135,8 @@ def test_sentence_of_a_refusal() -> None:
     ("decisions", "expected"),
     [
         ([], "fp32 passed; nothing promoted"),
-        ([decision(cause="none")], "nothing changed: int8-static already serves as version 3"),
-        ([decision(cause="held")], "nothing changed: int8-static is held as version 3"),
+        ([decision(cause="none")], "nothing promoted: int8-static still serves as version 3"),
+        ([decision(cause="held")], "nothing promoted: int8-static is held as version 3"),
         ([decision(cause="none", variant=None, version=None, alias=None)], "nothing promoted"),
         ([decision(variant="fp32", version=1)], "fp32 promoted as version 1"),
     ],

@@ -296,14 +296,20 @@ GATES = st.builds(
     min_sqnr_db=st.none() | FINITE,
     min_argmax_agreement=st.none() | st.floats(0.0, 1.0),
 )
-VARIANTS = st.builds(
-    Variant,
-    recipe=st.sampled_from(["fp32", "fp16", "int8-dynamic", "int8-static"]),
-    name=NAMES,
-    method=st.sampled_from(["minmax", "entropy", "percentile"]),
-    per_channel=st.booleans(),
-    exclude=FILES,
-    gate=GATES,
+VARIANTS = st.one_of(
+    st.builds(Variant, recipe=st.sampled_from(["fp32", "fp16"]), name=NAMES, exclude=FILES, gate=GATES),
+    st.builds(
+        Variant, recipe=st.just("int8-dynamic"), name=NAMES, per_channel=st.booleans(), exclude=FILES, gate=GATES
+    ),
+    st.builds(
+        Variant,
+        recipe=st.just("int8-static"),
+        name=NAMES,
+        method=st.sampled_from(["minmax", "entropy", "percentile"]),
+        per_channel=st.booleans(),
+        exclude=FILES,
+        gate=GATES,
+    ),
 )
 
 
@@ -417,3 +423,25 @@ def test_without_a_setting_home_is_in_the_users_data(tmp_path: Path, monkeypatch
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert specs.home().name == "onnxmill"
     assert specs.home().is_absolute()
+
+
+@pytest.mark.parametrize(
+    ("variant", "words"),
+    [
+        ({"recipe": "fp16", "method": "entropy"}, "method: is no setting of fp16"),
+        ({"recipe": "int8-dynamic", "method": "entropy"}, "method: is no setting of int8-dynamic"),
+        ({"recipe": "fp32", "per_channel": False}, "per_channel: is no setting of fp32"),
+    ],
+)
+def test_a_setting_that_the_recipe_does_not_have_is_refused(variant: dict[str, object], words: str) -> None:
+    text = yaml.safe_dump(
+        {
+            "version": 1,
+            "name": "a",
+            "source": {"framework": "torch", "loader": "model.py:load"},
+            "inputs": {"x": {"shape": ["batch", 3]}},
+            "variants": [variant],
+        }
+    )
+    with pytest.raises(InputError, match=words):
+        parse(text)

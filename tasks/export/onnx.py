@@ -31,6 +31,9 @@ def load(settings: SourceSettings) -> Source:
     """The model, once the checker accepts it and a session opens. Raises `InputError` where one does not."""
     assert settings.path
     path = Path.cwd() / settings.path
+    for name in external_files(path):
+        if not (path.parent / name).is_file():
+            raise InputError("source.files", name, "is missing: the model's weights lie in it", "declare it there")
     try:
         onnx.checker.check_model(str(path))
     except (onnx.checker.ValidationError, DecodeError, RuntimeError) as error:
@@ -45,6 +48,22 @@ def load(settings: SourceSettings) -> Source:
         text = " ".join(str(error).split())
         raise InputError("source.path", settings.path, f"no ONNX Runtime session opens on it: {text}") from error
     return Source(path, session)
+
+
+def external_files(path: Path) -> list[str]:
+    """The files beside a model that hold its weights, as the model names them. None for a file that is no model."""
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except DecodeError:
+        return []
+    found = {
+        entry.value
+        for tensor in model.graph.initializer
+        if tensor.data_location == TensorProto.EXTERNAL
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    return sorted(found)
 
 
 def predict(model: Source, inputs: Mapping[str, Array]) -> list[tuple[str, Array]]:

@@ -16,6 +16,7 @@ from onnxruntime.quantization import (
     quantize_static,
 )
 
+from onnxmill.calibration import samples
 from onnxmill.calibration.readers import SampleReader
 from onnxmill.tasks import proof
 from onnxmill.tasks.findings import Finding, finding
@@ -74,6 +75,8 @@ def static(settings: RecipeSettings, model: Path, reference: Path, calibration: 
     prepared, raw = out.parent / "prepared.onnx", out.parent / "static.onnx"
     proof.save(proto, prepared)
     reader = SampleReader(calibration)
+    if settings.method != "minmax" and len(shapes := _shapes(calibration)) > 1:
+        return proof.nothing(finding("QNT005", "calibration", f"{settings.method}, and {len(shapes)} shapes"))
     report_progress(f"calibrating on {len(reader)} samples", 0, len(reader))
     quantize_static(
         prepared,
@@ -89,6 +92,10 @@ def static(settings: RecipeSettings, model: Path, reference: Path, calibration: 
     few = len(reader) < FEW_SAMPLES
     findings = (finding("QNT004", "calibration", measured=len(reader), limit=FEW_SAMPLES),) if few else ()
     return _publish(settings, proto, raw, reference, out, findings)
+
+
+def _shapes(calibration: Path) -> set[tuple[tuple[int, ...], ...]]:
+    return {tuple(array.shape for array in sample.inputs.values()) for sample in samples.read(calibration)}
 
 
 def _publish(
