@@ -146,7 +146,7 @@ def main() -> None:
     """Run the command line; every error is one message on stderr and an exit code, a traceback only with --debug."""
     atexit.register(gc.freeze)  # else the interpreter spends more than a second on what ends with it anyway
     try:
-        app()
+        app(prog_name="onnxmill")
     except Exception as error:  # noqa: BLE001  the boundary: whatever a library raises is one message here
         sys.exit(_told(error))
 
