@@ -26,7 +26,7 @@ from onnxmill.tasks.pack import Pack
 from onnxmill.tasks.parity import Parity
 from onnxmill.tasks.proof import MODEL, Proof, Stamp
 from onnxmill.tasks.reference import Reference, ReferenceSettings
-from onnxmill.tasks.report import Measurement, MetricRow, StepRow
+from onnxmill.tasks.report import MetricRow, StepRow
 from onnxmill.tasks.spec import Contract, Spec, Variant
 from onnxmill.tasks.step import Outcome, Step
 from onnxmill.tasks.targets import TARGETS
@@ -290,17 +290,11 @@ def benchmark(
 
     settings = benchmarking.settings(budget, dims, threads) | {"target": target}
     tools = {name: str(value) for name, value in machine.fingerprint().items()}
-    outcome = step.remember(
-        "benchmark", benchmarking.VERSION, where, settings, inputs, tools, work, fresh=job.fresh, passing=_is_unstable
-    )
+    outcome = step.remember("benchmark", benchmarking.VERSION, where, settings, inputs, tools, work, fresh=job.fresh)
     return _done(outcome, variant.label)
 
 
 # --- details ---------------------------------------------------------------------------------------------------------
-
-
-def _is_unstable(value: JsonValue) -> bool:
-    return Measurement.model_validate(value).status == "unstable"
 
 
 def _described(spec: Spec, pack: Pack) -> Contract:

@@ -93,7 +93,9 @@ CODES: dict[str, Code] = {
         "give more evaluation samples",
     ),
     # measurement
-    "BEN001": Code("warn", "the measurement is unstable", "stop other load on the machine and measure again"),
+    "BEN001": Code(
+        "warn", "the measurement is unstable", "stop other load on the machine, then `convert --fresh` measures again"
+    ),
     "BEN002": Code("info", "not faster than the baseline", "promote by another objective, or drop the variant"),
     # a tool broke
     "RUN001": Code("refuse", "a step's tool broke", "see the message and the step's log"),

@@ -87,12 +87,10 @@ def remember(
     work: Callable[[Path, Path], isolate.Reply],
     *,
     fresh: bool = False,
-    passing: Callable[[JsonValue], bool] = lambda value: False,
 ) -> Outcome:
     """The record of a step under its key: from the memo, else from `work(folder, log)`.
 
-    `work` gets an empty folder, whose sub-folder `out` becomes the step's artifact, and the path of a log. A value for
-    which `passing` is true depends on the moment, and is not remembered.
+    `work` gets an empty folder, whose sub-folder `out` becomes the step's artifact, and the path of a log.
     """
     started = time.monotonic()
     digests = {role: artifact.digest for role, artifact in inputs.items()}
@@ -122,8 +120,7 @@ def remember(
         peak_rss_mb=round(reply.peak_rss_mb, 1),
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    if not passing(reply.value):
-        store.remember(record)
+    store.remember(record)
     return Outcome(record, cached=False, seconds=record.seconds)
 
 

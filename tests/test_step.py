@@ -216,16 +216,3 @@ def test_versions() -> None:
     assert installed_version("pydantic")[0] == "2"
     assert installed_version("python").startswith("3.")
     assert installed_version("no-such-distribution") == "missing"
-
-
-def test_a_value_that_depends_on_the_moment_is_not_remembered(store: Store) -> None:
-    values = iter(["unstable", "measured", "never asked for"])
-
-    def work(folder: Path, log: Path) -> Reply:
-        return Reply(next(values), 0.0)
-
-    def measured() -> Outcome:
-        return remember("demo", 1, store, {}, {}, {}, work, passing=lambda value: value == "unstable")
-
-    assert (measured().record.value, measured().record.value) == ("unstable", "measured")
-    assert measured().cached

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,11 +102,8 @@ def test_same_again_runs_nothing(converted: Converted, tmp_path: Path) -> None:
     spec = write_tiny(tmp_path / "elsewhere")
     actions = {path: path.stat().st_mtime_ns for path in converted.world.home.glob("store/actions/*")}
     children.clear()
-    started = time.monotonic()
     ended = converted.world.convert(spec, "--out", tmp_path / "out", "--json")
-    seconds = time.monotonic() - started
     assert ended.code == 0
-    assert seconds < 5, ended.err
     assert [command for command in children if "onnxmill" in command] == []
     first, second = report_of(converted.ended.out), report_of(ended.out)
     assert rerun(second) == []
