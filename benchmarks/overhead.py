@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from onnxmill.calibration import samples
-from onnxmill.tasks import proof
+from onnxmill.tasks import graph, proof
 from onnxmill.tasks.artifact import Record, Store
 from onnxmill.tasks.machine import fingerprint
 from onnxmill.tasks.report import Report, StepRow
@@ -379,7 +379,7 @@ def _prove(store: Store, record: Record, records: Sequence[Record], under: Path)
     with tempfile.TemporaryDirectory(dir=under) as out:
         started = time.perf_counter()
         proof.publish(
-            store.open(record.artifact) / proof.MODEL,
+            store.open(record.artifact) / graph.MODEL,
             Path(out),
             contract,
             stamp,

@@ -39,8 +39,11 @@ class Sample:
     label: Array | None
 
 
-def check(key: str, index: int, inputs: object, expected: Mapping[str, Expected]) -> dict[str, Array]:
-    """A sample's inputs as contiguous arrays in the order of `expected`.
+def check(
+    key: str, index: int, inputs: object, expected: Mapping[str, Expected], *, any_batch: bool = False
+) -> dict[str, Array]:
+    """A sample's inputs as contiguous arrays in the order of `expected`. `any_batch` allows any size of a named first
+    axis, where a sample has 1.
 
     Raises `InputError` with the sample's index, the input and the fault: wrong names, dtype or shape, not finite.
     """
@@ -58,13 +61,9 @@ def check(key: str, index: int, inputs: object, expected: Mapping[str, Expected]
         array = _as_array(key, f"{where}, input '{name}'", inputs[name])
         if array.dtype != np.dtype(want.dtype):
             raise InputError(key, None, f"{where}, input '{name}' has dtype {array.dtype}, must be {want.dtype}")
-        if not _fits(array.shape, want.shape):
-            shown = "[" + ", ".join(map(str, want.shape)) + "]"
-            raise InputError(
-                key,
-                None,
-                f"{where}, input '{name}' has shape {list(array.shape)}, must be {shown} with a batch of 1",
-            )
+        if not _fits(array.shape, want.shape, any_batch):
+            shown = "[" + ", ".join(map(str, want.shape)) + "]" + ("" if any_batch else " with a batch of 1")
+            raise InputError(key, None, f"{where}, input '{name}' has shape {list(array.shape)}, must be {shown}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             bad = int((~np.isfinite(array)).sum())
             raise InputError(key, None, f"{where}, input '{name}' holds {bad} values that are not finite")
@@ -81,11 +80,12 @@ def _as_array(key: str, where: str, value: object) -> Array:
         raise InputError(key, None, f"{where} is no array; it is a {type(value).__name__}: {text}") from error
 
 
-def _fits(shape: tuple[int, ...], want: tuple[int | str, ...]) -> bool:
+def _fits(shape: tuple[int, ...], want: tuple[int | str, ...], any_batch: bool) -> bool:
     if len(shape) != len(want):
         return False
     for axis, (size, dim) in enumerate(zip(shape, want, strict=True)):
-        if (isinstance(dim, int) and size != dim) or (axis == 0 and isinstance(dim, str) and size != 1) or size == 0:
+        many = axis == 0 and isinstance(dim, str) and size != 1 and not any_batch
+        if (isinstance(dim, int) and size != dim) or many or size == 0:
             return False
     return True
 

@@ -66,9 +66,11 @@ def convert(spec: str, out: str = "", fresh: bool = False) -> State[Any]:
     scores: Any = steps.score_source.submit(job, samples)
 
     graphs = [_value(steps.export.submit(job, reference))]
-    for stage in (steps.pin_opset, steps.simplify):
-        if not conversion.graph_faults(graphs[-1]):
-            graphs.append(_value(stage.submit(job, graphs[-1], reference)))
+    if not conversion.graph_faults(graphs[-1]):
+        graphs.append(_value(steps.pin_opset.submit(job, graphs[-1], reference)))
+    if not conversion.graph_faults(graphs[-1]):
+        job = conversion.at_opset(job, graphs[-1])
+        graphs.append(_value(steps.simplify.submit(job, graphs[-1], reference)))
     graph, faults = graphs[-1], conversion.graph_faults(graphs[-1])
 
     if faults:
@@ -80,7 +82,7 @@ def convert(spec: str, out: str = "", fresh: bool = False) -> State[Any]:
             for variant, model in zip(job.spec.variants, models, strict=True)
         ]
         _value(scores)  # what breaks for all variants is not a fault of each
-        made = [_made(*row) for row in zip(job.spec.variants, models, verdicts, strict=True)]
+        made = [_made(job, *row) for row in zip(job.spec.variants, models, verdicts, strict=True)]
         made = [_measured(job, one, graph, reference) for one in made]
     shared = [*samples.rows, *reference.rows, *_value(scores).rows, *(g.row for g in graphs)]
     report = summary.build(job, spec, shared, samples, made)
@@ -106,12 +108,13 @@ def _value(future: PrefectFuture[T]) -> T:
     return future.result()
 
 
-def _made(variant: Any, model: Any, verdict: Any) -> Made:
+def _made(job: Job, variant: Any, model: Any, verdict: Any) -> Made:
     """One variant's model and verdict; a broken tool fails this variant alone."""
     done = None
     try:
         done = _value(model)
-        return Made(variant=variant, model=done, assessment=_value(verdict))
+        published = conversion.with_sidecars(job, done.artifact) if done.artifact else None
+        return Made(variant=variant, model=done, published=published, assessment=_value(verdict))
     except StepError as error:
         return Made(variant=variant, model=done, faults=(summary.broken(error),))
 

@@ -4,6 +4,9 @@ The checker accepts it, a session opens, it runs; names, order, dtypes and symbo
 version the pinned ones; outputs are finite where the reference is; two runs of one session agree.
 """
 
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -14,40 +17,22 @@ from google.protobuf.message import DecodeError
 from onnxmill.calibration.samples import Array
 from onnxmill.tasks.cases import Case
 from onnxmill.tasks.findings import Finding, finding
+from onnxmill.tasks.graph import MODEL, STANDARD_DOMAINS, external_names, lowest_ir, opset_of
 from onnxmill.tasks.machine import threads
 from onnxmill.tasks.spec import Contract, Tensor
 
-ONNX_DOMAINS = ("", "ai.onnx")
 DTYPES = {"float": "float32", "double": "float64"}
 """ONNX Runtime's names of element types where they differ from numpy's."""
 
 
-def opset_of(model: onnx.ModelProto) -> int:
-    """The opset of ONNX's own domain, by name; the highest where a file lists the domain twice. 0 if it lists none."""
-    return max((entry.version for entry in model.opset_import if entry.domain in ONNX_DOMAINS), default=0)
-
-
-def lowest_ir(model: onnx.ModelProto) -> int:
-    """The lowest IR version that the model's opsets allow: runtimes refuse what is newer than they are.
-
-    Never below 4: older ones want every initializer to be an input too. The model's own where its opset is unknown
-    here: whether it runs is then the session's word.
-    """
-    known = [entry for entry in model.opset_import if entry.domain in (*ONNX_DOMAINS, "ai.onnx.ml")]
-    try:
-        return max(4, onnx.helper.find_min_ir_version_for(known))
-    except ValueError:
-        return model.ir_version
-
-
 def check(
-    path: Path, contract: Contract, cases: list[Case], *, pinned: bool
+    path: Path, contract: Contract, cases: list[Case], *, opset: int | None
 ) -> tuple[list[Finding], list[dict[str, Array]]]:
     """Check the model at `path`: what is wrong, and its outputs on every case (none where it does not run).
 
-    `pinned` says whether the opset must already be the contract's.
+    `opset` is the one that the model must have; null before it is pinned.
     """
-    findings = _static(path, contract, pinned)
+    findings = _static(path, opset)
     if findings:
         return findings, []
     try:
@@ -86,23 +71,42 @@ def run(session: onnxruntime.InferenceSession, contract: Contract, inputs: dict[
     return dict(zip(names, session.run(names, inputs), strict=True))
 
 
-def _static(path: Path, contract: Contract, pinned: bool) -> list[Finding]:
+def _static(path: Path, opset: int | None) -> list[Finding]:
     try:
         model = onnx.load(str(path), load_external_data=False)
     except (DecodeError, OSError) as error:
         return [finding("CON001", "model", str(error))]
-    standard = all(entry.domain in (*ONNX_DOMAINS, "ai.onnx.ml") for entry in model.opset_import)
+    standard = all(entry.domain in STANDARD_DOMAINS for entry in model.opset_import)
+    missing = [name for name in external_names(model) if not (path.parent / name).is_file()]
+    if missing:
+        return [finding("CON001", "model", f"{', '.join(missing)}, in which its weights lie, is missing")]
     try:
-        onnx.checker.check_model(str(path), full_check=standard)  # shape inference knows no custom operator
+        _checker(path, model, full_check=standard)  # shape inference knows no custom operator
     except Exception as error:  # noqa: BLE001  the checker raises several kinds of its own and of its shape inference
         return [finding("CON001", "model", " ".join(str(error).split()))]
     findings = []
-    opset, ir = opset_of(model), lowest_ir(model)
-    if pinned and opset != contract.opset:
-        findings.append(finding("CON007", "opset", f"opset {opset}", measured=opset, limit=contract.opset))
+    found, ir = opset_of(model), lowest_ir(model)
+    if opset is not None and found != opset:
+        findings.append(finding("CON007", "opset", f"opset {found}", measured=found, limit=opset))
     if model.ir_version != ir:
         findings.append(finding("CON007", "IR version", f"IR {model.ir_version}", measured=model.ir_version, limit=ir))
     return findings
+
+
+def _checker(path: Path, model: onnx.ModelProto, *, full_check: bool) -> None:
+    """onnx's checker. It refuses files of weights with several hard links, as those of the store are, and reads
+    nothing of them: empty ones of their size stand in."""
+    if not (names := external_names(model)):
+        onnx.checker.check_model(str(path), full_check=full_check)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            stand_in = Path(folder) / name
+            stand_in.parent.mkdir(parents=True, exist_ok=True)
+            stand_in.touch()
+            os.truncate(stand_in, (path.parent / name).stat().st_size)
+        shutil.copyfile(path, Path(folder) / MODEL)
+        onnx.checker.check_model(str(Path(folder) / MODEL), full_check=full_check)
 
 
 def _interface(session: onnxruntime.InferenceSession, contract: Contract) -> list[Finding]:

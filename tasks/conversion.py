@@ -9,49 +9,68 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from onnxmill.tasks import benchmark as benchmarking
-from onnxmill.tasks import cases, data, decide, machine, metric, opset, parity, simplify, step
-from onnxmill.tasks import export as exporting
+from onnxmill.tasks import cases, data, decide, machine, metric, opset, parity, proof, runtimes, simplify, step
 from onnxmill.tasks import pack as packing
 from onnxmill.tasks import quantize as quantizing
 from onnxmill.tasks import reference as referencing
 from onnxmill.tasks import spec as specs
-from onnxmill.tasks.artifact import Artifact, Store
+from onnxmill.tasks.artifact import Artifact, Store, sha256_of
 from onnxmill.tasks.benchmark import Budget
 from onnxmill.tasks.errors import InputError
-from onnxmill.tasks.export import ExportSettings, SourceSettings
-from onnxmill.tasks.findings import Finding, refused
+from onnxmill.tasks.export import SourceSettings, elsewhere
+from onnxmill.tasks.export import steps as exporting
+from onnxmill.tasks.export.steps import ExportSettings
+from onnxmill.tasks.findings import Finding
+from onnxmill.tasks.graph import MODEL
 from onnxmill.tasks.isolate import OnProgress, Reply
-from onnxmill.tasks.opset import GraphSettings
+from onnxmill.tasks.opset import GraphSettings, Pin
 from onnxmill.tasks.pack import Pack
 from onnxmill.tasks.parity import Parity
-from onnxmill.tasks.proof import MODEL, Proof, Stamp
+from onnxmill.tasks.proof import Proof, Stamp
 from onnxmill.tasks.reference import Reference, ReferenceSettings
 from onnxmill.tasks.report import MetricRow, StepRow
 from onnxmill.tasks.spec import Contract, Spec, Variant
 from onnxmill.tasks.step import Outcome, Step
 from onnxmill.tasks.targets import TARGETS
 
+EXPORTED_OPSET = 18
+"""What exporters are asked for where the pin is found afterwards: dynamo's lowest, tf2onnx's highest."""
 ATTEMPTS = 3
 """Times that an unstable measurement is tried."""
 
 
 class Job(BaseModel):
-    """A spec with its pack: all that later steps need to know of what the user gave."""
+    """A spec with its pack: all that later steps need to know of what the user gave.
+
+    `opset` is null until step `opset` finds it, where the spec says auto. `python` is the other interpreter in which
+    the source's code runs, `environment` the digest of what is installed there; "" for this one.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     spec: Spec
     contract: Contract
     pack: Pack
+    opset: int | None
+    python: str = ""
+    environment: str = ""
     fresh: bool = False
 
     @property
     def source(self) -> SourceSettings:
-        return SourceSettings(
-            framework=self.spec.source.framework,
-            loader=self.spec.source.loader,
-            path=self.spec.source.path and Path(self.spec.source.path).name,
-        )
+        given = self.spec.source
+        own = given.model_dump(exclude={"files", "python"})
+        return SourceSettings(**own | {key: self.pack.names.get(getattr(given, key)) for key in packing.FILE_KEYS})
+
+    @property
+    def pin(self) -> Pin:
+        ceiling = runtimes.reads(self.spec.max_runtime).opset if self.spec.max_runtime else None
+        return Pin(opset=self.opset, ceiling=ceiling)
+
+    @property
+    def pinned(self) -> int:
+        assert self.opset is not None
+        return self.opset
 
     @property
     def stamp(self) -> Stamp:
@@ -137,10 +156,12 @@ def prepare(spec_path: Path, *, fresh: bool = False) -> Job:
     if spec.promote:
         decide.tighten(decide.load_policy(), spec.promote)  # what the policy does not allow is told before the work
     pack = packing.pack(spec, spec_path.resolve().parent, store())
-    contract = spec.contract
-    if not contract.inputs:
-        contract = _described(spec, pack)
-    return Job(spec=spec, contract=contract, pack=pack, fresh=fresh)
+    opset = None if spec.opset == "auto" else spec.opset
+    job = Job(spec=spec, contract=spec.contract, pack=pack, opset=opset, fresh=fresh)
+    if spec.source.python:
+        python = specs.expand(spec.source.python, spec_path.resolve().parent)
+        job = job.model_copy(update={"python": str(python), "environment": sha256_of(elsewhere.environment(python))})
+    return _described(job) if spec.source.framework == "onnx" else job
 
 
 def samples(job: Job, on_progress: OnProgress | None = None) -> Samples:
@@ -172,31 +193,41 @@ def completed(job: Job, reference: Done) -> Job:
 
 
 def export(job: Job, reference: Done, on_progress: OnProgress | None = None) -> Done:
-    settings = ExportSettings(source=job.source, contract=job.contract, stamp=job.stamp)
+    opset = job.opset or EXPORTED_OPSET
+    settings = ExportSettings(source=job.source, contract=job.contract, stamp=job.stamp, opset=opset)
     inputs = {"source": job.pack.source.artifact, "reference": reference.files}
     return _execute(job, exporting.export_step(job.source.framework), settings, inputs, on_progress)
 
 
 def pin_opset(job: Job, exported: Done, reference: Done, on_progress: OnProgress | None = None) -> Done:
-    """The graph at the contract's opset; the exported one itself where it is there already: it is proven."""
-    if exported.proof.opset == job.contract.opset:
-        note = f"already at opset {job.contract.opset}"
+    """The graph at the pinned opset; the exported one itself where it is there already: it is proven."""
+    if exported.proof.opset == job.opset:
+        note = f"already at opset {job.opset}"
         return exported.model_copy(
             update={"row": StepRow(step=opset.STEP.name, variant=None, seconds=0.0, cached=True, note=note)}
         )
-    return _graph_step(job, opset.STEP, exported, reference, on_progress)
+    settings = opset.PinSettings(contract=job.contract, stamp=job.stamp, pin=job.pin)
+    return _execute(job, opset.STEP, settings, {"model": exported.files, "reference": reference.files}, on_progress)
+
+
+def at_opset(job: Job, pinned: Done) -> Job:
+    """The job with the opset that `pin_opset` came to."""
+    return job.model_copy(update={"opset": pinned.proof.opset})
 
 
 def simplified(job: Job, pinned: Done, reference: Done, on_progress: OnProgress | None = None) -> Done:
-    return _graph_step(job, simplify.STEP, pinned, reference, on_progress)
+    settings = GraphSettings(contract=job.contract, stamp=job.stamp, opset=job.pinned)
+    return _execute(job, simplify.STEP, settings, {"model": pinned.files, "reference": reference.files}, on_progress)
 
 
 def graph_faults(done: Done) -> tuple[Finding, ...]:
     """Why a graph before any recipe (exported, pinned, simplified) does not pass; empty when it does."""
-    proof = done.proof
-    judged = parity.judge(proof.parity, parity.DEFAULT_GATES["fp32"]) if proof.parity else []
-    faults = (*proof.findings, *judged)
-    return faults if refused(faults) else ()
+    return proof.faults(done.proof)
+
+
+def with_sidecars(job: Job, model: Artifact) -> Artifact:
+    """A model as it is published: with the spec's sidecars."""
+    return store().join(model, job.pack.sidecars) if job.pack.sidecars else model
 
 
 def quantize(
@@ -209,7 +240,7 @@ def quantize(
     inputs = {"model": graph.files, "reference": reference.files}
     if variant.recipe == "int8-static" and taken.calibration:
         inputs["calibration"] = taken.calibration.files
-    settings = quantizing.recipe_settings(variant, job.contract, job.stamp)
+    settings = quantizing.recipe_settings(variant, job.contract, job.stamp, job.pinned)
     return _execute(job, quantizing.STEPS[variant.recipe], settings, inputs, on_progress, variant=variant.label)
 
 
@@ -297,17 +328,17 @@ def benchmark(
 # --- details ---------------------------------------------------------------------------------------------------------
 
 
-def _described(spec: Spec, pack: Pack) -> Contract:
-    """The contract of an ONNX source whose spec leaves its inputs out: as the file has them."""
-    settings = exporting.DescribeSettings(path=Path(spec.source.path or "").name)
-    found = step.execute(exporting.DESCRIBE, store(), settings, {"source": pack.source.artifact})
-    described = spec.model_dump(exclude_defaults=True) | {"inputs": found.record.value}
-    return Spec.model_validate(described | {"version": 1}).contract
+def _described(job: Job) -> Job:
+    """The job of an ONNX source: its inputs as the file has them where the spec leaves them out.
 
-
-def _graph_step(job: Job, which: Step, before: Done, reference: Done, on_progress: OnProgress | None) -> Done:
-    settings = GraphSettings(contract=job.contract, stamp=job.stamp)
-    return _execute(job, which, settings, {"model": before.files, "reference": reference.files}, on_progress)
+    Raises `InputError` where the pin cannot be reached from the file's opset: before any work.
+    """
+    settings = exporting.DescribeSettings(path=str(job.source.path), pin=job.pin)
+    found = step.execute(exporting.DESCRIBE, store(), settings, {"source": job.pack.source.artifact})
+    if job.spec.inputs:
+        return job
+    described = job.spec.model_dump(exclude_defaults=True) | {"inputs": found.record.value}
+    return job.model_copy(update={"contract": Spec.model_validate(described | {"version": 1}).contract})
 
 
 def _score(job: Job, outputs: Done, evaluation: Done, on_progress: OnProgress | None, variant: str | None) -> Done:
@@ -329,12 +360,14 @@ def _execute(
 ) -> Done:
     """Run one step. The versions of what the user's sources import belong to its key."""
     part = getattr(job.pack, which.user_code) if which.user_code else None
+    other = bool(job.python) and which.user_code == "source"
     outcome = step.execute(
         which,
         store(),
         settings,
         inputs,
-        tools=part.tools if part else None,
+        tools=({"environment": job.environment} if other else part.tools) if part else None,
+        unkeyed={"python": job.python} if other else None,
         fresh=job.fresh,
         on_progress=on_progress,
     )

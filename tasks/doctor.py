@@ -14,8 +14,14 @@ from onnxmill.tasks.targets import TARGETS
 
 Level = Literal["ok", "note", "broken"]
 
-_INSTALLED_BY = {"torch": "'onnxmill[torch]'", "onnx": "onnxmill"}
-FRAMEWORKS = {"torch": ("torch", "onnxscript"), "onnx": ("onnx", "onnxruntime", "onnxsim")}
+_INSTALLED_BY = {name: f"'onnxmill[{name}]'" for name in ("torch", "tf", "sklearn", "jax")} | {"onnx": "onnxmill"}
+FRAMEWORKS = {
+    "torch": ("torch", "onnxscript"),
+    "tf": ("tensorflow-cpu", "keras", "tf2onnx"),
+    "sklearn": ("scikit-learn", "skl2onnx"),
+    "jax": ("jax", "jax2onnx"),
+    "onnx": ("onnx", "onnxruntime", "onnxsim"),
+}
 """What each framework's sources need."""
 
 

@@ -48,8 +48,15 @@ CODES: dict[str, Code] = {
     ),
     # export, opset, simplify
     "EXP001": Code("refuse", "the exporter cannot export the model", "see the operator or line in the message"),
+    "EXP002": Code(
+        "refuse",
+        "the converter does not support an operator",
+        "replace the operator in the model, or export it yourself and give the .onnx with `source.reference`",
+    ),
+    "EXP003": Code("refuse", "a type that the model uses has no place here", "see the message"),
+    "EXP004": Code("warn", "in float32 the model decides otherwise than in float64", "see the count of rows"),
     "OPS001": Code("refuse", "the model cannot be brought to the pinned opset", "pin the lowest workable opset"),
-    "SIM001": Code("info", "simplification was not kept; the graph goes on as it was", "nothing to do"),
+    "SIM001": Code("info", "a simplification was tried and not kept", "nothing to do"),
     # quantization
     "QNT001": Code(
         "refuse",

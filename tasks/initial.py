@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel
 
-from onnxmill.tasks import export, isolate, loader
+from onnxmill.tasks import isolate, loader
 from onnxmill.tasks.errors import InputError
 from onnxmill.tasks.spec import Tensor
 
@@ -94,9 +94,11 @@ class Described(BaseModel):
 
 def describe(name: str) -> Described:
     """In a child: what an ONNX file in the working folder is."""
-    from onnxmill.tasks.export.onnx import external_files
+    from onnxmill.tasks.export import steps
+    from onnxmill.tasks.graph import external_files
+    from onnxmill.tasks.opset import Pin
 
-    inputs = export.describe(export.DescribeSettings(path=name), Path.cwd(), Path.cwd())
+    inputs = steps.describe(steps.DescribeSettings(path=name, pin=Pin(opset=None)), Path.cwd(), Path.cwd())
     return Described(inputs=inputs, files=external_files(Path.cwd() / name))
 
 

@@ -142,9 +142,9 @@ class Child:
         self._process.stdout.close()
         self._log.close()
 
-    def create(self, function: str, arguments: Mapping[str, Any]) -> Reply:
+    def create(self, function: str, arguments: Mapping[str, Any], on_progress: OnProgress | None = None) -> Reply:
         """Keep, in the child, the object that `function` ("module:name") returns: later `call`s go to it."""
-        return self.ask({"create": function, "arguments": to_jsonable_python(dict(arguments))}, None)
+        return self.ask({"create": function, "arguments": to_jsonable_python(dict(arguments))}, on_progress)
 
     def call(self, method: str, arguments: Mapping[str, Any]) -> Reply:
         return self.ask({"method": method, "arguments": to_jsonable_python(dict(arguments))}, None)

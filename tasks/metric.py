@@ -16,10 +16,11 @@ from onnxmill.tasks import contract as contract_module
 from onnxmill.tasks import loader
 from onnxmill.tasks.bootstrap import paired_mean_interval
 from onnxmill.tasks.errors import InputError
-from onnxmill.tasks.export import TOOLS, SourceSettings, module_of
+from onnxmill.tasks.export import TOOLS, SourceSettings
+from onnxmill.tasks.export.elsewhere import opened
 from onnxmill.tasks.findings import Finding, finding
+from onnxmill.tasks.graph import MODEL
 from onnxmill.tasks.isolate import report_progress
-from onnxmill.tasks.proof import MODEL
 from onnxmill.tasks.reference import named
 from onnxmill.tasks.report import MetricRow
 from onnxmill.tasks.spec import Contract, Framework, Metric
@@ -69,20 +70,20 @@ def source_outputs_step(framework: Framework) -> Step:
     )
 
 
-def source_outputs(settings: SourceOutputsSettings, source: Path, evaluation: Path, out: Path) -> int:
-    """The source framework's outputs on every evaluation sample, in `out`; how many."""
-    framework = module_of(settings.source.framework)
-    model = framework.load(settings.source)
+def source_outputs(settings: SourceOutputsSettings, source: Path, evaluation: Path, out: Path, python: str = "") -> int:
+    """The source framework's outputs on every evaluation sample, in `out`; how many. `python` is the interpreter in
+    which the source's code runs ("" for this one)."""
+    with opened(settings.source, python) as model:
 
-    def predict(batch: list[dict[str, Array]]) -> list[dict[str, Array]]:
-        stacked = samples.stack(batch)
-        ordered = {name: stacked[name] for name in settings.contract.input_names}
-        outputs = named(settings.contract, framework.predict(model, ordered))
-        if len(batch) == 1:  # whole: outputs may lack a batch axis
-            return [outputs]
-        return [{name: array[i : i + 1] for name, array in outputs.items()} for i in range(len(batch))]
+        def predict(batch: list[dict[str, Array]]) -> list[dict[str, Array]]:
+            stacked = samples.stack(batch)
+            ordered = {name: stacked[name] for name in settings.contract.input_names}
+            outputs = named(settings.contract, model.predict(ordered))
+            if len(batch) == 1:  # whole: outputs may lack a batch axis
+                return [outputs]
+            return [{name: array[i : i + 1] for name, array in outputs.items()} for i in range(len(batch))]
 
-    return _write_outputs(predict, evaluation, out, batch=BATCH if batched(settings.contract) else 1)
+        return _write_outputs(predict, evaluation, out, batch=BATCH if batched(settings.contract) else 1)
 
 
 def model_outputs(settings: ModelOutputsSettings, model: Path, evaluation: Path, out: Path) -> int:

@@ -34,20 +34,30 @@ class Part(BaseModel):
 
 
 class Pack(BaseModel):
+    """`names` are the files that the source's own keys declare: as in the spec -> as in the pack."""
+
     model_config = ConfigDict(frozen=True)
 
     source: Part
     data: Part | None
     metric: Part | None
+    sidecars: Artifact | None = None
+    names: dict[str, str] = {}
+
+
+FILE_KEYS = ("path", "state_dict", "reference")
+"""Keys of a source that each name one file."""
+RESERVED = ("model.onnx", "model.onnx.data", "onnxmill.json", "MLmodel")
+"""Files that lie beside a model's sidecars."""
 
 
 def pack(spec: Spec, folder: Path, store: Store) -> Pack:
     """Pack a spec that stands in `folder`. Raises `InputError` for a missing file or a loader outside the roots."""
     source = {"source.loader": spec.source.loader} if spec.source.loader else {}
-    declared, base = {"source.files": spec.source.files}, folder
-    if spec.source.path:
-        declared["source.path"] = (spec.source.path,)
-        base = expand(spec.source.path, folder).parent  # a model finds its external data from where it lies
+    own = {key: name for key in FILE_KEYS if (name := getattr(spec.source, key))}
+    declared = {"source.files": spec.source.files} | {f"source.{key}": (name,) for key, name in own.items()}
+    # a model finds its external data from where it lies
+    base = expand(spec.source.path, folder).parent if spec.source.path else folder
     data = {f"data.{k}": v for k in ("calibration", "evaluation") if (v := getattr(spec.data, k))}
     return Pack(
         source=_part(source, declared, folder, base, store),
@@ -55,7 +65,16 @@ def pack(spec: Spec, folder: Path, store: Store) -> Pack:
         metric=_part({"metric.fn": spec.metric.fn}, {"metric.files": spec.metric.files}, folder, folder, store)
         if spec.metric
         else None,
+        sidecars=_sidecars(spec.sidecars, folder, store),
+        names={name: _name_in_pack(expand(name, folder), base) for name in own.values()},
     )
+
+
+def _sidecars(names: tuple[str, ...], folder: Path, store: Store) -> Artifact | None:
+    for name in names:
+        if Path(name).name in RESERVED:
+            raise InputError("sidecars", name, f"must not be called as a file of the model ({', '.join(RESERVED)})")
+    return _part({}, {"sidecars": names}, folder, folder, store).artifact if names else None
 
 
 def _part(
@@ -71,16 +90,31 @@ def _part(
         tools |= {name: installed_version(name) for name in sorted(sources.distributions)}
     for key, names in declared.items():
         for name in names:
-            path = expand(name, folder)
-            if not path.is_file():
-                what = "is a folder; name its files" if path.is_dir() else "no such file"
-                raise InputError(key, name, what, f"looked for {path}")
-            if path.name.endswith(tuple(all_suffixes())):  # it lies where imports look first
-                root_of(key, name, path, roots)
-            packed = path.relative_to(base).as_posix() if path.is_relative_to(base) else path.name
-            if files.setdefault(packed, path).resolve() != path.resolve():
-                raise InputError(key, name, f"has the name of another file, {files[packed]}", "rename one of the two")
+            for path, packed in _declared(key, name, folder, base).items():
+                if path.name.endswith(tuple(all_suffixes())):  # it lies where imports look first
+                    root_of(key, name, path, roots)
+                if files.setdefault(packed, path).resolve() != path.resolve():
+                    clash = f"has the name of another file, {files[packed]}"
+                    raise InputError(key, name, clash, "rename one of the two")
     return Part(artifact=store.add(files), tools=tools)
+
+
+def _declared(key: str, name: str, folder: Path, base: Path) -> dict[Path, str]:
+    """The file that an entry names, or the files of a model's folder; each with its name in the pack."""
+    path = expand(name, folder)
+    if path.is_dir() and key == "source.path":
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        if not files:
+            raise InputError(key, name, "is an empty folder", f"looked in {path}")
+        return {file: _name_in_pack(file, base) for file in files}
+    if not path.is_file():
+        what = "is a folder; name its files" if path.is_dir() else "no such file"
+        raise InputError(key, name, what, f"looked for {path}")
+    return {path: _name_in_pack(path, base)}
+
+
+def _name_in_pack(path: Path, base: Path) -> str:
+    return path.relative_to(base).as_posix() if path.is_relative_to(base) else path.name
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,16 @@ from pydantic import BaseModel, ConfigDict
 
 from onnxmill.tasks import cases as cases_module
 from onnxmill.tasks import contract as contract_module
-from onnxmill.tasks import parity
+from onnxmill.tasks import graph, parity
 from onnxmill.tasks.findings import Finding, refused
+from onnxmill.tasks.graph import MODEL
 from onnxmill.tasks.parity import Parity
 from onnxmill.tasks.spec import Contract
 
-MODEL = "model.onnx"
 STAMP_VERSION = "1"
 """Of the stamp's form. Not onnxmill's own version: the same weights keep their digest through an upgrade."""
 OWN_METADATA = re.compile(r"(?!pkg\.|onnx\.|onnxruntime|onnxsim)[\w.-]+$")
 """Keys of a model's metadata that are a user's, such as `names`: not those of exporters and quantizers."""
-EXTERNAL_BYTES = 2**31 - 2**26
-"""Weights of this size or more lie in a file of their own: protobuf holds less than 2 GB."""
 
 
 class Stamp(BaseModel):
@@ -60,21 +58,22 @@ def publish(
     stamp: Stamp,
     reference: Path,
     *,
-    pinned: bool = True,
+    opset: int | None,
     note: str = "",
     findings: tuple[Finding, ...] = (),
     quantized: tuple[int, int] = (0, 0),
 ) -> Proof:
     """Write the model at `raw` to `out`/model.onnx, cleaned and stamped, and prove it.
 
-    `findings` are the step's own; `quantized` is (quantized, quantizable) nodes.
+    `opset` is the pin, null before there is one. `findings` are the step's own; `quantized` is (quantized,
+    quantizable) nodes. Weights in files beside `raw` go with it.
     """
-    model = onnx.load(str(raw))
+    model = graph.load(raw)
     normalise(model, contract, stamp)
     path = out / MODEL
-    save(model, path)
+    graph.save(model, path, beside=raw.parent)
     cases = list(cases_module.read(reference))
-    faults, outputs = contract_module.check(path, contract, cases, pinned=pinned)
+    faults, outputs = contract_module.check(path, contract, cases, opset=opset)
     everything = real = None
     if outputs or not refused(faults):  # without a case nothing was run: the comparison refuses that
         names = contract.output_names
@@ -87,7 +86,7 @@ def publish(
         findings=(*findings, *faults),
         parity=everything,
         real=real,
-        opset=contract_module.opset_of(model),
+        opset=graph.opset_of(model),
         ir_version=model.ir_version,
         nodes=len(model.graph.node),
         size_bytes=sum(p.stat().st_size for p in out.iterdir()),
@@ -97,18 +96,22 @@ def publish(
     )
 
 
-def nothing(why: Finding) -> Proof:
+def faults(proof: Proof) -> tuple[Finding, ...]:
+    """Why a graph before any recipe (exported, pinned, simplified) does not pass; empty when it does."""
+    judged = parity.judge(proof.parity, parity.DEFAULT_GATES["fp32"]) if proof.parity else []
+    found = (*proof.findings, *judged)
+    return found if refused(found) else ()
+
+
+def adopt(trial: Path, out: Path) -> None:
+    """Move the files that `publish` wrote to the folder `trial` to `out`."""
+    for file in trial.iterdir():
+        file.replace(out / file.name)
+
+
+def nothing(*why: Finding) -> Proof:
     """The proof of a step that gave no model."""
-    return Proof(findings=(why,), parity=None, real=None, opset=0, ir_version=0, nodes=0, size_bytes=0)
-
-
-def save(model: onnx.ModelProto, path: Path) -> None:
-    """One spelling for one model; weights beside it where protobuf's 2 GB would not hold them."""
-    weights = sum(len(tensor.raw_data) for tensor in model.graph.initializer)  # protobuf cannot even measure 2 GB
-    if weights < EXTERNAL_BYTES:
-        path.write_bytes(model.SerializeToString(deterministic=True))
-    else:
-        onnx.save(model, str(path), save_as_external_data=True, location=f"{path.name}.data")
+    return Proof(findings=why, parity=None, real=None, opset=0, ir_version=0, nodes=0, size_bytes=0)
 
 
 def normalise(model: onnx.ModelProto, contract: Contract, stamp: Stamp) -> None:
@@ -117,13 +120,8 @@ def normalise(model: onnx.ModelProto, contract: Contract, stamp: Stamp) -> None:
     names for dims, the stamp."""
     own = {entry.key: entry.value for entry in model.metadata_props if OWN_METADATA.match(entry.key)}
     _strip(model)
-    highest: dict[str, int] = {}
-    for entry in model.opset_import:
-        domain = "" if entry.domain == "ai.onnx" else entry.domain
-        highest[domain] = max(entry.version, highest.get(domain, 0))
-    del model.opset_import[:]
-    model.opset_import.extend(onnx.helper.make_opsetid(d, v) for d, v in sorted(highest.items()))
-    model.ir_version = contract_module.lowest_ir(model)
+    graph.one_entry_a_domain(model)
+    model.ir_version = graph.lowest_ir(model)
     for values, tensors in ((model.graph.input, contract.inputs), (model.graph.output, contract.outputs)):
         for value in values:
             want, tensor = tensors.get(value.name), value.type.tensor_type

@@ -19,7 +19,7 @@ def tracking() -> Tracking:
 def log(job: Job, report: Report, made: Sequence[Made], reference: Done) -> Logged:
     """Log the conversion, or finish what was logged of it before."""
     store = conversion.store()
-    models = {m.variant.label: store.open(m.model.artifact) for m in made if m.model and m.model.artifact}
+    models = {m.variant.label: store.open(m.published) for m in made if m.published}
     example = next(cases.read(store.open(reference.files))).inputs
     return track.log(
         tracking(),

@@ -13,11 +13,12 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from onnxmill.calibration import samples
-from onnxmill.calibration.samples import Array
+from onnxmill.calibration.samples import Array, Expected
 from onnxmill.tasks import cases
 from onnxmill.tasks.cases import Case, Kind
 from onnxmill.tasks.errors import InputError, StepError
-from onnxmill.tasks.export import TOOLS, SourceSettings, module_of
+from onnxmill.tasks.export import TOOLS, Source, SourceSettings
+from onnxmill.tasks.export.elsewhere import opened
 from onnxmill.tasks.isolate import report_progress
 from onnxmill.tasks.spec import Contract, Framework, Tensor, dim_name
 from onnxmill.tasks.step import Step
@@ -25,6 +26,7 @@ from onnxmill.tasks.step import Step
 SEED = 20240607
 REAL_CASES, RANDOM_CASES = 4, 2
 """Parity cases a size of the dynamic dims."""
+ITSELF = "proven against itself only: no reference of the framework that it comes from was given"
 REAL_SAMPLES = 64
 """Real samples that the real cases draw from."""
 
@@ -37,50 +39,104 @@ class ReferenceSettings(BaseModel):
 
 
 class Reference(BaseModel):
-    """The contract, completed with the outputs that the source really gives; how many cases of each kind."""
+    """The contract, completed with the outputs that the source really gives; how many cases of each kind.
+
+    `note` says what the outputs are of: what everything is proven against.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     contract: Contract
     real_cases: int
     random_cases: int
+    note: str
 
 
 def reference_step(framework: Framework) -> Step:
-    return Step("reference", 1, "onnxmill.tasks.reference:compute", tools=TOOLS[framework], user_code="source")
+    return Step("reference", 2, "onnxmill.tasks.reference:compute", tools=TOOLS[framework], user_code="source")
 
 
-def compute(settings: ReferenceSettings, source: Path, out: Path, real: Path | None = None) -> Reference:
-    """Run the source on the parity inputs; `cases.npz` in `out` holds both. `real` is a folder of samples.
+def compute(
+    settings: ReferenceSettings, source: Path, out: Path, real: Path | None = None, python: str = ""
+) -> Reference:
+    """Run the source on the parity inputs; `cases.npz` in `out` holds both. `real` is a folder of samples, `python`
+    the interpreter in which the source's code runs ("" for this one).
 
     Raises `InputError` where the source does not take the inputs or does not give the outputs of the spec.
     """
-    framework, contract = module_of(settings.source.framework), settings.contract
-    model = framework.load(settings.source)
+    contract = settings.contract
     shapes: list[tuple[dict[str, int], dict[str, Array]]] = []
     counts = {"real": 0, "random": 0}
-    with zipfile.ZipFile(out / cases.FILE, "w", zipfile.ZIP_STORED) as archive:
-        for index, (kind, inputs) in enumerate(parity_inputs(contract, real)):
-            try:
-                raw = framework.predict(model, inputs)
-            except InputError:
-                raise
-            except Exception as error:  # the user's model: whatever it raises on inputs of the spec is the spec's fault
-                given = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
-                text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-                raise InputError("inputs", None, f"the model does not take them ({given}): {text}") from error
-            outputs = named(contract, raw)
-            shapes.append((_sizes(contract, inputs), outputs))
-            cases.append(archive, index, Case(kind, inputs, outputs))
-            counts[kind] += 1
-            report_progress("reference", index + 1)
+    given = _given(source / settings.source.reference, contract) if settings.source.reference else []
+
+    def save(archive: zipfile.ZipFile, kind: Kind, inputs: dict[str, Array], raw: list[tuple[str, Array]]) -> None:
+        outputs = named(contract, raw)
+        if shapes and set(outputs) != set(shapes[0][1]):
+            raise InputError("outputs", list(shapes[0][1]), f"the model gives {list(outputs)} on other inputs")
+        shapes.append((_sizes(contract, inputs), outputs))
+        cases.append(archive, len(shapes) - 1, Case(kind, inputs, outputs))
+        counts[kind] += 1
+        report_progress("reference", len(shapes))
+
+    with (
+        opened(settings.source, python) as model,
+        zipfile.ZipFile(out / cases.FILE, "w", zipfile.ZIP_STORED) as archive,
+    ):
+        for inputs, raw in given:
+            save(archive, "real", inputs, raw)
+        for kind, inputs in parity_inputs(contract, real):
+            save(archive, kind, inputs, _predict(model, inputs))
     names = tuple(shapes[0][1])
     for name in names:
         if not any(np.isfinite(outputs[name].astype(np.float64)).any() for _, outputs in shapes):
             raise InputError("source", None, f"gives no finite value for output '{name}'", "check the model's weights")
     outputs_seen = {name: _output(name, contract, [(s, o[name]) for s, o in shapes]) for name in names}
     complete = contract.model_copy(update={"output_names": names, "outputs": outputs_seen})
-    return Reference(contract=complete, real_cases=counts["real"], random_cases=counts["random"])
+    note = f"proven against {settings.source.framework}"
+    if settings.source.framework == "onnx":
+        note = f"proven against {settings.source.reference}" if given else ITSELF
+    return Reference(contract=complete, real_cases=counts["real"], random_cases=counts["random"], note=note)
+
+
+def _predict(model: Source, inputs: dict[str, Array]) -> list[tuple[str, Array]]:
+    try:
+        return model.predict(inputs)
+    except InputError:
+        raise
+    except Exception as error:  # the user's model: whatever it raises on inputs of the spec is the spec's fault
+        if isinstance(error, StepError) and error.signal:
+            raise  # another interpreter's process broke
+        sizes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
+        kind = "" if isinstance(error, StepError) else f"{type(error).__name__}: "
+        text = kind + " ".join(str(error).split())
+        raise InputError("inputs", None, f"the model does not take them ({sizes}): {text}") from error
+
+
+def _given(path: Path, contract: Contract) -> list[tuple[dict[str, Array], list[tuple[str, Array]]]]:
+    """The cases of a user's file: entries `input/<name>` and `output/<name>`, or `<case>/input/<name>`, …
+
+    Raises `InputError` for a file that is none, and for inputs that are not those of the contract.
+    """
+    key, fix = "source.reference", "save it by numpy.savez with input/<name> and output/<name> for every one"
+    found: dict[str, dict[str, dict[str, Array]]] = {}
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            for entry in file.files:
+                case, _, rest = entry.rpartition("input/") if "input/" in entry else entry.rpartition("output/")
+                role = "input" if "input/" in entry else "output"
+                found.setdefault(case.rstrip("/"), {"input": {}, "output": {}})[role][rest] = file[entry]
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+        raise InputError(key, path.name, f"is no .npz of arrays: {error}", fix) from error
+    if not found:
+        raise InputError(key, path.name, "holds no case", fix)
+    expected = {name: Expected(tensor.dtype, tensor.shape) for name, tensor in contract.inputs.items()}
+    result = []
+    for index, case in enumerate(found.values()):
+        inputs = samples.check(key, index, case["input"], expected, any_batch=True)
+        if not case["output"]:
+            raise InputError(key, path.name, f"case {index} holds no output", fix)
+        result.append((inputs, list(case["output"].items())))
+    return result
 
 
 # --- parity inputs ---------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ What a decision needs of a version is in the version's own tags (`Standing`), so
 """
 
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,14 +12,16 @@ from pydantic import BaseModel, ValidationError
 
 from onnxmill.tasks import cases, isolate
 from onnxmill.tasks.artifact import CorruptStore, canonical_json
+from onnxmill.tasks.cases import Case
 from onnxmill.tasks.decide import Champion, Live, Standing
 from onnxmill.tasks.errors import OnnxmillError
 from onnxmill.tasks.findings import Finding, refused
+from onnxmill.tasks.graph import MODEL
 from onnxmill.tasks.model_files import check_files
 from onnxmill.tasks.parity import Arrays, compare, judge
 from onnxmill.tasks.spec import Gate
 from onnxmill.tasks.step import child_limits
-from onnxmill.tasks.track import MODEL, TAG, Tracking, connect, download
+from onnxmill.tasks.track import TAG, Tracking, connect, download
 
 from mlflow import MlflowClient, MlflowException, pyfunc  # isort: skip (track sets what mlflow reads on import)
 from mlflow.entities.model_registry import ModelVersion  # isort: skip
@@ -125,21 +126,26 @@ def load_back(
 ) -> LoadedBack:
     """In the child: download, compare the files, run every parity case by ONNX Runtime and by mlflow.pyfunc."""
     tracking = connect(os.environ["MLFLOW_TRACKING_URI"], home)
-    with tempfile.TemporaryDirectory() as temporary:
+    read = list(cases.read(reference))
+    chosen = [case for case in read if case.kind == "real" or not real_only] or read
+    with tracking.workspace() as temporary:
         with tracking.service(f"downloading version {version} of '{model}'"):
-            folder = download(tracking, f"models:/{model}/{version}", Path(temporary))
+            folder = download(tracking, f"models:/{model}/{version}", temporary)
         if faults := check_files(folder, digest):
             return LoadedBack(faults=faults, findings=[])
-        session = onnxruntime.InferenceSession(folder / MODEL, providers=["CPUExecutionProvider"])
+        plain = _plain(folder / MODEL, chosen)  # its session ends here: two of a large model may not fit into memory
         served = pyfunc.load_model(str(folder))
-        names = [output.name for output in session.get_outputs()]
-        read = list(cases.read(reference))
-        chosen = [case for case in read if case.kind == "real" or not real_only] or read
-        references: list[Arrays] = [case.outputs for case in chosen]
-        plain: list[Arrays] = [dict(zip(names, session.run(names, dict(case.inputs)), strict=True)) for case in chosen]
         wrapped: list[Arrays] = [served.predict(dict(case.inputs)) for case in chosen]
+    references: list[Arrays] = [case.outputs for case in chosen]
     findings = _compare("ONNX Runtime", references, plain, gate) + _compare("mlflow.pyfunc", references, wrapped, gate)
     return LoadedBack(faults=[], findings=findings)
+
+
+def _plain(path: Path, chosen: list[Case]) -> list[Arrays]:
+    """ONNX Runtime's outputs on each case."""
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return [dict(zip(names, session.run(names, dict(case.inputs)), strict=True)) for case in chosen]
 
 
 @dataclass(frozen=True)

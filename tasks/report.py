@@ -140,7 +140,7 @@ class Report(Part):
     versions: dict[str, str]
     machine: dict[str, str | int]
     digests: Digests
-    opset: int
+    opset: int | None = Field(description="null where no graph came as far as to be pinned")
     steps: tuple[StepRow, ...]
     variants: tuple[VariantRow, ...]
     decisions: tuple[Decision, ...]

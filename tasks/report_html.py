@@ -9,7 +9,7 @@ from onnxmill.tasks import units
 from onnxmill.tasks.parity import SQNR_EXACT_DB
 from onnxmill.tasks.plots import Plot, plots
 from onnxmill.tasks.report import Report
-from onnxmill.tasks.report_rows import flagged, next_step, rows, serving
+from onnxmill.tasks.report_rows import flagged, graph_notes, next_step, rows, serving
 
 VERDICTS = {0: "passed", 1: "failed", 3: "refused"}
 
@@ -36,6 +36,7 @@ def html(report: Report) -> str:
         verdict=VERDICTS[report.exit_code],
         rows=rows(report),
         serving=serving(report),
+        graph_notes=graph_notes(report),
         next_step=next_step(report),
         findings=[group for group in flagged(report) if group.findings],
         plots=plots(report),

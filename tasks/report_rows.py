@@ -97,6 +97,13 @@ def flagged(report: Report) -> tuple[Flagged, ...]:
     return tuple(sorted(groups, key=lambda group: group.variant.status == "passed"))
 
 
+def graph_notes(report: Report) -> tuple[str, ...]:
+    """What the graph before the recipes was proven against and how it came about, a step each."""
+    chosen = ("reference", "export", "opset", "simplify")
+    notes = {row.step: row.note for row in report.steps if row.note}
+    return tuple(notes[step] for step in chosen if step in notes)
+
+
 def markdown_table(report: Report) -> list[dict[str, str]]:
     """The table as Prefect's table artifact takes it: a list of rows, heading -> cell."""
     return [

@@ -7,19 +7,21 @@ from rich.text import Text
 
 from onnxmill.tasks import units
 from onnxmill.tasks.report import Report
-from onnxmill.tasks.report_rows import Flagged, flagged, next_step, rows, serving
+from onnxmill.tasks.report_rows import Flagged, flagged, graph_notes, next_step, rows, serving
 
 STYLES = {"passed": "green", "refused": "red", "failed": "red", "skipped": "dim"}
 HEADLINE = {0: "bold green", 1: "bold red", 3: "bold red"}
 
 
 def render(report: Report) -> Group:
-    """Sentence, one row a variant and target, what serves, refusals and warnings, the next command."""
+    """Sentence, table, how the graph came about, what serves, refusals and warnings, the next command."""
     parts: list[RenderableType] = [
         Text(report.sentence, style=HEADLINE[report.exit_code]),
         "",
         _table(report),
     ]
+    if notes := graph_notes(report):
+        parts += ["", Text("; ".join(notes), style="dim")]
     for what, why in serving(report):
         parts += ["", Text.assemble((what, "bold"), "\n  ", why)]
     for group in flagged(report):

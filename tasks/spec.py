@@ -17,9 +17,10 @@ from pydantic import (
     model_validator,
 )
 
+from onnxmill.tasks import runtimes
 from onnxmill.tasks.errors import InputError, close_match
 
-Framework = Literal["torch", "onnx"]
+Framework = Literal["torch", "keras", "tensorflow", "tflite", "sklearn", "jax", "onnx"]
 Dtype = Literal[
     "float16",
     "float32",
@@ -36,6 +37,8 @@ Dtype = Literal[
 ]
 RecipeName = Literal["fp32", "fp16", "int8-dynamic", "int8-static"]
 Dim = int | str
+
+Constant = bool | int | float | str
 
 OPSET_MIN, OPSET_MAX = 13, 23
 """The pins that are offered: below 13 the QDQ format has no per-channel form; above 23 converters are unproven."""
@@ -92,18 +95,55 @@ def _as_list(value: object) -> object:
 Files = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
 
 
+LOADED: dict[Framework, tuple[str, ...]] = {
+    "torch": ("loader", "path"),
+    "keras": ("loader", "path"),
+    "tensorflow": ("loader", "path"),
+    "tflite": ("path",),
+    "sklearn": ("loader",),
+    "jax": ("loader",),
+    "onnx": ("path",),
+}
+"""How each framework's model can be given."""
+OWN_SETTINGS: dict[str, tuple[Framework, ...]] = {
+    "state_dict": ("torch",),
+    "constants": ("torch",),
+    "exporter": ("torch",),
+    "signature": ("tensorflow", "tflite"),
+    "nchw": ("keras", "tensorflow", "tflite"),
+    "python": ("torch", "keras", "tensorflow", "tflite", "sklearn", "jax"),
+    "reference": ("onnx",),
+}
+"""Settings of a source that only some frameworks have."""
+
+
 class Source(Strict):
     """Where the trained model comes from."""
 
     framework: Framework = Field(description="what the model was trained with")
     loader: str | None = Field(None, description="file.py:callable beside the spec, or package.module:callable")
-    path: str | None = Field(None, description="a model file, instead of a loader")
+    path: str | None = Field(None, description="a model file (a SavedModel's folder), instead of a loader")
     files: Files = Field((), description="what the loader reads: weights, configuration")
+    state_dict: str | None = Field(None, description="weights for the loader's module: .pt, .pth or .safetensors")
+    constants: dict[str, Constant] = Field({}, description="fixed values of forward's parameters that are no tensors")
+    exporter: Literal["auto", "dynamo", "torchscript"] = Field("auto", description="auto tries both, dynamo first")
+    signature: str = Field("", description="signature of a SavedModel or TFLite file; by default serving_default")
+    nchw: tuple[str, ...] = Field((), description="image inputs that the ONNX model takes as NCHW; the source: NHWC")
+    python: str | None = Field(None, description="interpreter of another environment, in which the model's code runs")
+    reference: str | None = Field(None, description="an .npz of inputs and outputs of the framework it came from")
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
         if (self.loader is None) == (self.path is None):
             raise ValueError("give exactly one of 'loader' and 'path'")
+        given = "loader" if self.loader else "path"
+        if given not in LOADED[self.framework]:
+            raise ValueError(f"{given}: is nothing that {self.framework} has; give '{LOADED[self.framework][0]}'")
+        for key, frameworks in OWN_SETTINGS.items():
+            if getattr(self, key) != type(self).model_fields[key].default and self.framework not in frameworks:
+                raise ValueError(f"{key}: is no setting of {self.framework}; only of {', '.join(frameworks)}")
+        if self.state_dict and not self.loader:
+            raise ValueError("state_dict: needs a loader that returns the module which it is loaded into")
         return self
 
 
@@ -169,6 +209,13 @@ def _variant(value: object) -> object:
     return {"recipe": value} if isinstance(value, str) else value
 
 
+def _opset(value: object) -> object:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if value != "auto" and not (whole and OPSET_MIN <= value <= OPSET_MAX):  # type: ignore[operator]  # it is an int
+        raise ValueError(f"must be a whole number from {OPSET_MIN} to {OPSET_MAX}, or auto")
+    return value
+
+
 class Spec(Strict):
     """One spec = one graph. Only `version`, `name`, `source` and `inputs` are required."""
 
@@ -178,7 +225,11 @@ class Spec(Strict):
     inputs: dict[str, Tensor] = Field({}, description="may be left out for an ONNX source")
     outputs: dict[str, Tensor] | tuple[str, ...] = Field((), description="names with dtype and shape, or just names")
     dims: dict[str, tuple[int, ...]] = Field({}, description="sizes each dynamic dim is proven at; the first is timed")
-    opset: int = Field(18, ge=OPSET_MIN, le=OPSET_MAX)
+    opset: Annotated[int | Literal["auto"], BeforeValidator(_opset)] = Field(
+        18, description=f"{OPSET_MIN} to {OPSET_MAX}; auto: the lowest that model, recipes and runtimes allow"
+    )
+    max_runtime: str | None = Field(None, description="oldest runtime that must read the models: onnxruntime==1.20")
+    sidecars: Files = Field((), description="files that go with every model: tokenizer, labels, preprocessing")
     nondeterministic: bool = Field(False, description="two runs on one input may differ")
     data: Data = Data()
     metric: Metric | None = None
@@ -200,10 +251,16 @@ class Spec(Strict):
     def _coherent(self) -> Self:
         if not self.inputs and self.source.framework != "onnx":
             raise ValueError("inputs: is required; give each input's dtype and shape")
-        if self.source.framework == "torch" and not self.source.loader:
-            raise ValueError("source.loader: is required for torch; a callable that returns the module")
-        if self.source.framework == "onnx" and not self.source.path:
-            raise ValueError("source.path: is required for onnx; the model file")
+        if self.max_runtime:
+            try:
+                highest = runtimes.reads(self.max_runtime).opset
+            except InputError as error:
+                raise ValueError(str(error)) from error
+            if self.opset != "auto" and self.opset > highest:
+                raise ValueError(f"opset: {self.opset} is above what {self.max_runtime} reads; pin {highest}, or auto")
+        for name in self.source.nchw:
+            if name not in self.inputs:
+                raise ValueError(f"source.nchw: '{name}' is no input; {close_match(name, self.inputs)}")
         labels = [v.label for v in self.variants]
         if not labels:
             raise ValueError("variants: [] names no variant; give at least one, such as fp32")
@@ -242,7 +299,6 @@ class Spec(Strict):
             output_names=tuple(self.outputs),
             outputs=outputs,
             dims=dims,
-            opset=self.opset,
             nondeterministic=self.nondeterministic,
         )
 
@@ -262,7 +318,6 @@ class Contract(Strict):
     output_names: tuple[str, ...]
     outputs: dict[str, Tensor]
     dims: dict[str, tuple[int, ...]]
-    opset: int
     nondeterministic: bool
 
 

@@ -60,19 +60,21 @@ def execute(
     inputs: Mapping[str, Artifact],
     *,
     tools: Mapping[str, str] | None = None,
+    unkeyed: Mapping[str, str] | None = None,
     fresh: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Outcome:
     """The step's record: from the memo where its key is known, else by running it in a child.
 
-    `tools` adds {distribution: version} to the key, `fresh` runs the step whatever the memo holds.
+    `tools` adds {distribution: version} to the key, `fresh` runs the step whatever the memo holds. `unkeyed` are
+    further arguments of the function, of this machine alone: no part of the key.
     Raises `InputError` for the user's faults and `StepError` where a tool broke; neither leaves anything behind.
     """
     versions = {name: installed_version(name) for name in step.tools} | dict(tools or {})
     plain = settings.model_dump(mode="json")
 
     def work(folder: Path, log: Path) -> isolate.Reply:
-        return _in_child(step, store, plain, inputs, folder, log, on_progress)
+        return _in_child(step, store, {"settings": plain, **(unkeyed or {})}, inputs, folder, log, on_progress)
 
     return remember(step.name, step.version, store, plain, inputs, versions, work, fresh=fresh)
 
@@ -127,7 +129,7 @@ def remember(
 def _in_child(
     step: Step,
     store: Store,
-    settings: Mapping[str, object],
+    arguments: Mapping[str, object],
     inputs: Mapping[str, Artifact],
     work: Path,
     log: Path,
@@ -152,7 +154,7 @@ def _in_child(
     try:
         return isolate.run(
             step.function,
-            {"settings": settings, **folders, "out": work / "out"},
+            {**arguments, **folders, "out": work / "out"},
             step=step.name,
             limits=limits,
             cwd=folders[step.user_code] if step.user_code else work,

@@ -10,11 +10,11 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from onnxmill.tasks import machine
-from onnxmill.tasks.artifact import Store, sha256_of
+from onnxmill.tasks.artifact import Artifact, Store, sha256_of
 from onnxmill.tasks.conversion import Assessment, Done, Job, Samples
 from onnxmill.tasks.errors import StepError
 from onnxmill.tasks.findings import Finding, finding, refused
-from onnxmill.tasks.proof import MODEL
+from onnxmill.tasks.graph import MODEL
 from onnxmill.tasks.report import ArtifactRow, Decision, Digests, Measurement, Report, Status, StepRow, VariantRow
 from onnxmill.tasks.spec import Variant, home
 from onnxmill.tasks.step import installed_version
@@ -25,12 +25,16 @@ REPORT_JSON, REPORT_HTML = "report.json", "report.html"
 
 
 class Made(BaseModel):
-    """What became of one variant: its model, its verdict, its measurements by target; or why a tool broke."""
+    """What became of one variant: its model, its verdict, its measurements by target; or why a tool broke.
+
+    `published` is the model with its sidecars: what is written out and logged.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     variant: Variant
     model: Done | None = None
+    published: Artifact | None = None
     assessment: Assessment | None = None
     measurements: tuple[Done, ...] = ()
     faults: tuple[Finding, ...] = ()
@@ -78,7 +82,7 @@ def build(
             data=job.pack.data.artifact.digest if job.pack.data else None,
             metric=_metric_digest(job, samples),
         ),
-        opset=job.contract.opset,
+        opset=job.opset,
         steps=(*steps, *(row for one in made for row in one.rows)),
         variants=variants,
         decisions=(),
@@ -115,7 +119,7 @@ def concluded(
 
 def _row(made: Made) -> VariantRow:
     proof = made.model.proof if made.model else None
-    artifact = made.model.artifact if made.model else None
+    artifact = made.published
     judged = made.assessment.findings if made.assessment else ()
     return VariantRow(
         name=made.variant.label,
@@ -177,11 +181,10 @@ def write(reports: Mapping[str, bytes], made: Sequence[Made], store: Store, out:
     """Lay out the report's files and a copy of every variant's model under `out`. The report comes last."""
     _remove_former(out)
     for one in made:
-        if one.model and one.model.artifact:
+        if one.published:
             target = out / one.variant.label
             target.mkdir(parents=True, exist_ok=True)
-            for path in sorted(store.open(one.model.artifact).iterdir()):
-                shutil.copyfile(path, target / path.name)
+            store.copy(one.published, target)
     out.mkdir(parents=True, exist_ok=True)
     for name, content in reports.items():
         temporary = out / f".{name}"

@@ -7,7 +7,6 @@ MLflow's own global settings would leak into the environment of every child.
 
 import contextlib
 import os
-import shutil
 import socket
 import sqlite3
 import tempfile
@@ -22,8 +21,9 @@ import onnx
 from filelock import FileLock, Timeout
 from sqlalchemy.exc import SQLAlchemyError
 
-from onnxmill.tasks.artifact import Artifact, canonical_json, sha256_of
+from onnxmill.tasks.artifact import Artifact, Store, canonical_json, sha256_of
 from onnxmill.tasks.errors import InputError, ServiceError, redact, shorten
+from onnxmill.tasks.graph import MODEL, link
 from onnxmill.tasks.model_files import MANIFEST, check_files, listing
 from onnxmill.tasks.parity import Arrays
 from onnxmill.tasks.report import Report
@@ -61,7 +61,6 @@ from mlflow.utils.rest_utils import http_request  # noqa: E402
 
 TAG = "onnxmill."
 COMPLETE = TAG + "complete"
-MODEL = "model.onnx"
 CHECK_SECONDS = 10
 LOCK_SECONDS = 600
 PARAM_LENGTH = 6000
@@ -85,6 +84,12 @@ class Tracking:
 
     def client(self) -> MlflowClient:
         return MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
+
+    @contextlib.contextmanager
+    def workspace(self) -> Iterator[Path]:
+        """An empty folder of the home, which has room for models (a folder for temporary files may be in memory)."""
+        with Store(self.home.parent / "store").workspace() as folder:
+            yield folder
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -305,12 +310,11 @@ class _Session:
             self.client.log_outputs(run.info.run_id, [LoggedModelOutput(model.model_id, 0)])
         if model.status != LoggedModelStatus.READY:
             self.on_progress(f"{variant}: model files")
-            with tempfile.TemporaryDirectory() as temporary:
-                built = Path(temporary) / "built"
-                _build(built, folder, artifact, model, example)
-                self.client.log_model_artifacts(model.model_id, str(built))
+            with self.tracking.workspace() as temporary:
+                _build(temporary / "built", folder, artifact, model, example)
+                self.client.log_model_artifacts(model.model_id, str(temporary / "built"))
                 self.on_progress(f"{variant}: model check")
-                back = download(self.tracking, model.artifact_location, Path(temporary) / "back")
+                back = download(self.tracking, model.artifact_location, temporary / "back")
                 if faults := check_files(back, artifact.digest):
                     raise ServiceError(
                         f"MLflow at {self.tracking.shown} lost what was logged: {'; '.join(faults)}. {AGAIN}"
@@ -422,7 +426,7 @@ def _build(target: Path, folder: Path, artifact: Artifact, model: LoggedModel, e
     )
     for name in artifact.files:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder / name, target / name)
+        link(folder / name, target / name)  # what MLflow stores is a copy
     (target / MANIFEST).write_text(artifact.model_dump_json(indent=1), encoding="utf-8")
     mlmodel.model_size_bytes = artifact.size_bytes
     mlmodel.save(str(target / "MLmodel"))

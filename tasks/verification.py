@@ -21,7 +21,7 @@ def verify(path: Path, say: Callable[[str], None]) -> dict[str, str]:
     scores = conversion.score_source(job, samples, in_words("score source", say))
     pack, contract = job.pack, job.contract
     facts = {
-        "spec": f"{job.spec.name}: {', '.join(v.label for v in job.spec.variants)} at opset {contract.opset}",
+        "spec": f"{job.spec.name}: {', '.join(v.label for v in job.spec.variants)} at opset {job.spec.opset}",
         "source": ", ".join(pack.source.artifact.files) + f"; digest {pack.source.artifact.digest[:12]}",
         "inputs": "; ".join(f"{n} {t.dtype} {list(t.shape)}" for n, t in contract.inputs.items()),
         "outputs": "; ".join(f"{n} {t.dtype} {list(t.shape)}" for n, t in contract.outputs.items()),

@@ -15,22 +15,44 @@ import onnx.parser
 
 from onnxmill.calibration import samples
 from onnxmill.calibration.samples import Expected
-from onnxmill.tasks import proof
+from onnxmill.tasks import graph, proof
 from onnxmill.tasks.export import SourceSettings
 from onnxmill.tasks.export import onnx as onnx_source
-from onnxmill.tasks.opset import GraphSettings
-from onnxmill.tasks.proof import MODEL, Proof, Stamp
+from onnxmill.tasks.graph import MODEL
+from onnxmill.tasks.opset import GraphSettings, Pin, PinSettings
+from onnxmill.tasks.proof import Proof, Stamp
 from onnxmill.tasks.quantize import RecipeSettings
 from onnxmill.tasks.reference import ReferenceSettings, compute
 from onnxmill.tasks.spec import Contract
 
 STAMP = Stamp(name="tiny", source="0" * 64)
-SOURCE = SourceSettings(framework="onnx", loader=None, path=MODEL)
+SOURCE = SourceSettings(framework="onnx", path=MODEL)
 
 GEMM = """
 agraph (float[batch, 4] x) => (float[batch, 2] y)
 <float[4, 2] w = {1, -2, 3, -4, 5, -6, 7, -8}, float[2] b = {1, -1}>
 { y = Gemm(x, w, b) }
+"""
+
+QDQ = """
+agraph (float[batch, 4] x) => (float[batch, 2] y)
+<float s = {0.05}, uint8 z = {128}, int8[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}, float[2] ws = {0.05, 0.1},
+ int8[2] wz = {0, 0}> {
+  q = QuantizeLinear(x, s, z)
+  d = DequantizeLinear(q, s, z)
+  f = DequantizeLinear<axis = 1>(w, ws, wz)
+  y = MatMul(d, f)
+}
+"""
+INTEGER = """
+agraph (float[batch, 4] x) => (float[batch, 2] y)
+<int8[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}, float ws = {0.05}, int8 wz = {0}> {
+  q, s, z = DynamicQuantizeLinear(x)
+  m = MatMulInteger(q, w, z, wz)
+  f = Cast<to = 1>(m)
+  both = Mul(s, ws)
+  y = Mul(f, both)
+}
 """
 
 
@@ -42,16 +64,26 @@ class Ready:
     model: Path
     reference: Path
     contract: Contract
+    opset: int
 
     @property
     def settings(self) -> GraphSettings:
-        return GraphSettings(contract=self.contract, stamp=STAMP)
+        return GraphSettings(contract=self.contract, stamp=STAMP, opset=self.opset)
+
+    @property
+    def pin(self) -> PinSettings:
+        return PinSettings(contract=self.contract, stamp=STAMP, pin=Pin(opset=self.opset))
 
     def recipe(
         self, *, method: str = "minmax", per_channel: bool = True, exclude: tuple[str, ...] = ()
     ) -> RecipeSettings:
         return RecipeSettings(
-            contract=self.contract, stamp=STAMP, method=method, per_channel=per_channel, exclude=exclude
+            contract=self.contract,
+            stamp=STAMP,
+            opset=self.opset,
+            method=method,
+            per_channel=per_channel,
+            exclude=exclude,
         )
 
     def out(self, name: str = "step") -> Path:
@@ -63,8 +95,8 @@ class Ready:
     def publish(self, model: onnx.ModelProto, name: str = "candidate") -> Proof:
         """Prove another model against this one's reference; it lands in `folder`/`name`/out."""
         out = self.out(name)
-        proof.save(model, out.parent / "raw.onnx")
-        return proof.publish(out.parent / "raw.onnx", out, self.contract, STAMP, self.reference)
+        graph.save(model, out.parent / "raw.onnx")
+        return proof.publish(out.parent / "raw.onnx", out, self.contract, STAMP, self.reference, opset=self.opset)
 
 
 def parse(graph: str, *, opset: int = 18, ir: int = 8, domains: str = "", functions: str = "") -> onnx.ModelProto:
@@ -83,13 +115,13 @@ def ready(
 ) -> Ready:
     """Write `model` (or its text at opset 18) to `folder`/model and compute its reference as the step does.
 
-    `opset` is the contract's pin. `ranges` are those of integer inputs.
+    `opset` is the pin. `ranges` are those of integer inputs.
     """
     proto = parse(model) if isinstance(model, str) else model
     source, reference = folder / "model", folder / "reference"
     source.mkdir(parents=True)
     reference.mkdir()
-    proof.save(proto, source / MODEL)
+    graph.save(proto, source / MODEL)
     inputs = onnx_source.describe(source / MODEL)
     for name, bounds in (ranges or {}).items():
         inputs[name] = inputs[name].model_copy(update={"range": bounds})
@@ -100,14 +132,27 @@ def ready(
         output_names=(),
         outputs={},
         dims=dims,
-        opset=opset,
         nondeterministic=nondeterministic,
     )
     with contextlib.chdir(source):
         seen = compute(ReferenceSettings(source=SOURCE, contract=contract), source, reference, real)
     proof.normalise(proto, seen.contract, STAMP)  # as the step before would have left it
-    proof.save(proto, source / MODEL)
-    return Ready(folder, source, reference, seen.contract)
+    graph.save(proto, source / MODEL)
+    return Ready(folder, source, reference, seen.contract, opset)
+
+
+def externalise(tensor: onnx.TensorProto, folder: Path, name: str) -> None:
+    """Move a tensor's bytes to the end of the file `name` in the model's folder."""
+    content, file = onnx.numpy_helper.to_array(tensor).tobytes(), folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    offset = file.stat().st_size if file.exists() else 0
+    with file.open("ab") as stream:
+        stream.write(content)
+    for field in ("float_data", "int32_data", "int64_data", "raw_data"):
+        tensor.ClearField(field)
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in {"location": name, "offset": str(offset), "length": str(len(content))}.items():
+        tensor.external_data.add(key=key, value=value)
 
 
 @contextlib.contextmanager

@@ -1,42 +1,42 @@
 """PyTorch as a source: exported from eval mode, by either exporter, proven at sizes and values that were not traced."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import torch
-from torch import nn
 
-from onnxmill.tasks import export, parity
+from onnxmill.tasks import graph
 from onnxmill.tasks.errors import InputError
-from onnxmill.tasks.export import ExportSettings, SourceSettings
-from onnxmill.tasks.export import torch as torch_source
-from onnxmill.tasks.findings import refused
-from onnxmill.tasks.proof import MODEL, Proof
-from onnxmill.tasks.reference import Reference, ReferenceSettings, compute, parity_inputs
-from onnxmill.tasks.spec import Contract, parse
+from onnxmill.tasks.export.torch import Torch, example_of
+from onnxmill.tasks.findings import Finding, refused
+from onnxmill.tasks.graph import MODEL
+from onnxmill.tasks.proof import Proof
+from onnxmill.tasks.reference import Reference, parity_inputs
+from onnxmill.tasks.spec import Spec, parse
 from tests import graphs
+from tests.exporting import exported, interface, judged
 
-SOURCE = SourceSettings(framework="torch", loader="net.py:load", path=None)
-
-HEAD = """
+NET = """
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(5)
         self.linear = nn.Linear(4, 4)
+        self.part = {part}
+        self.register_buffer("table", torch.arange(4.0))
 
-    def forward(self, x):
+    def forward(self, {takes}):
         {body}
 
 def load():
     return Net()
 """
+HEAD = NET.format(body="{body}", takes="x", part="None")
 TRAINING = """
 import torch
 from torch import nn
@@ -68,65 +68,63 @@ def load():
 """
 
 
-def contract(inputs: str, *, outputs: str = "[]", opset: int = 18, dims: str = "{}") -> Contract:
-    text = f"""
+def net(body: str, takes: str = "x", part: str = "None") -> str:
+    return NET.format(body=body, takes=takes, part=part)
+
+
+def spec(inputs: str, *, outputs: str = "[]", opset: int = 18, dims: str = "{}", source: str = "") -> Spec:
+    return parse(f"""
     version: 1
     name: net
-    source: {{framework: torch, loader: net.py:load}}
+    source: {{framework: torch, {source or "loader: net.py:load"}}}
     inputs: {inputs}
     outputs: {outputs}
     dims: {dims}
     opset: {opset}
-    """
-    return parse(text).contract
+    """)
+
+
+def export(folder: Path, code: str, asked: Spec) -> tuple[Reference, Proof]:
+    return exported(folder, asked, {"net.py": code})
+
+
+def refusal(result: Proof) -> Finding:
+    """The first finding that refuses: one line, without an exporter's colours or advice."""
+    found = next(finding for finding in result.findings if refused([finding]))
+    assert len(found.message) < 500
+    assert not {"\n", "\x1b"} & set(found.message)
+    return found
 
 
 X = "{x: {shape: [batch, 4]}}"
+XM = "{x: {shape: [batch, 4]}, mask: {shape: [batch, 4]}}"
+MX = "{mask: {shape: [batch, 4]}, x: {shape: [batch, 4]}}"
+PARTS = (
+    "{batch.x: {shape: [b, 4]}, batch.ids: {dtype: int64, shape: [b, 4], range: [2, 5]}, "
+    "pair.0: {shape: [b, 4]}, pair.1: {dtype: bool, shape: [b, 4]}}"
+)
+RANGES = (
+    "{a: {shape: [n, m], range: [5, 6]}, b: {dtype: int32, shape: [n, m], range: [7, 9]}, c: {dtype: bool, shape: []}}"
+)
+SEQUENCE = "{x: {shape: [batch, length, 8]}}"
 IMAGE = "{image: {shape: [batch, 1, 6, 6]}}"
 IDS = "{ids: {dtype: int64, shape: [batch, length], range: [0, 10]}, weight: {shape: [batch, length, 4]}}"
+BOTH = pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+BY = {name: f"loader: net.py:load, exporter: {name}" for name in ("auto", "dynamo", "torchscript")}
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the exporters' own; a step sends them to its log
 
 
-def exported(folder: Path, code: str, asked: Contract) -> tuple[Reference, Proof]:
-    """Reference and export of `code`, as the flow runs them, each with a copy of the sources of its own."""
-    for step in ("reference", "export"):
-        (folder / step / "source").mkdir(parents=True)
-        (folder / step / "source/net.py").write_text(code)
-        (folder / step / "out").mkdir()
-    source, out = folder / "reference/source", folder / "reference/out"
-    with graphs.user_code(source):
-        reference = compute(ReferenceSettings(source=SOURCE, contract=asked), source, out)
-    source = folder / "export/source"
-    with graphs.user_code(source):
-        settings = ExportSettings(source=SOURCE, contract=reference.contract, stamp=graphs.STAMP)
-        return reference, export.export(settings, source, out, folder / "export/out")
-
-
-def judged(result: Proof) -> list[str]:
-    """Every code that refuses the model."""
-    faults = [*result.findings, *(parity.judge(result.parity, parity.DEFAULT_GATES["fp32"]) if result.parity else [])]
-    return [fault.code for fault in faults if refused([fault])]
-
-
-def interface(folder: Path) -> tuple[list[str], list[str]]:
-    """Names of inputs and outputs, each with its dims: "x[batch, 4]"."""
-    graph = onnx.load(str(folder / "export/out" / MODEL)).graph
-
-    def text(value: onnx.ValueInfoProto) -> str:
-        return f"{value.name}[{', '.join(d.dim_param or str(d.dim_value) for d in value.type.tensor_type.shape.dim)}]"
-
-    return [text(v) for v in graph.input], [text(v) for v in graph.output]
-
-
-# --- export: each is 1 to 4 s -----------------------------------------------------------------------------------------
+# --- routes and opsets ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.integration
 def test_a_model_in_train_mode_is_exported_from_eval_with_equal_bytes_in_any_folder(tmp_path: Path) -> None:
     for place in ("here", "a much longer/place"):
-        _, result = exported(tmp_path / place, TRAINING, contract(IMAGE, outputs="[logits]"))
+        _, result = export(tmp_path / place, TRAINING, spec(IMAGE, outputs="[logits]"))
         assert judged(result) == []
         assert result.findings == ()
-        assert (result.opset, result.note) == (18, "dynamo exporter")
+        assert (result.opset, result.note) == (18, "dynamo")
         assert interface(tmp_path / place) == (["image[batch, 1, 6, 6]"], ["logits[batch, 2]"])
         assert "Dropout" not in graphs.ops(tmp_path / place / "export/out")
     written = [(tmp_path / place / "export/out" / MODEL).read_bytes() for place in ("here", "a much longer/place")]
@@ -135,9 +133,267 @@ def test_a_model_in_train_mode_is_exported_from_eval_with_equal_bytes_in_any_fol
 
 
 @pytest.mark.integration
-def test_outputs_of_a_dict_in_the_order_of_the_spec_one_of_them_twice(tmp_path: Path) -> None:
-    asked = contract(IDS, outputs="[total, again, rows]", opset=20)
-    reference, result = exported(tmp_path, TWO_INPUTS, asked)
+@pytest.mark.parametrize(
+    ("exporter", "opset", "route", "given"),
+    [
+        ("auto", 13, "torchscript", 13),
+        ("auto", 17, "torchscript", 17),
+        ("auto", 21, "dynamo", 21),
+        ("dynamo", 17, "dynamo", 18),  # the next step pins it
+        ("torchscript", 18, "torchscript", 18),
+        ("torchscript", 21, "torchscript", 20),
+    ],
+)
+def test_the_exporter_that_gives_the_pin_comes_first(
+    tmp_path: Path, exporter: str, opset: int, route: str, given: int
+) -> None:
+    asked = spec(IMAGE, outputs="[logits]", opset=opset, source=BY[exporter])
+    _, result = export(tmp_path, TRAINING, asked)
+    assert judged(result) == []
+    assert (result.note, result.opset) == (route, given)
+    assert interface(tmp_path) == (["image[batch, 1, 6, 6]"], ["logits[batch, 2]"])
+    assert result.parity
+    assert result.parity.cases == 4
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("body", "part", "opset", "first", "second"),
+    [  # what the one exporter cannot, the other one can
+        ("return self.part(x)", "nn.LSTM(8, 4, batch_first=True)", 18, "dynamo: CON006", "torchscript"),
+        ("return F.scaled_dot_product_attention(x, x, x)", "None", 18, "dynamo: EXP001", "torchscript"),
+        (
+            "return self.part(x)",
+            "nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)",
+            15,
+            "torchscript: CON003",  # the length is baked in
+            "dynamo",
+        ),
+        (
+            "return torch.cond(x.sum() > 0, lambda v: v * 2, lambda v: v - 1, (x,))",
+            "None",
+            17,
+            "torchscript: EXP001",
+            "dynamo",
+        ),
+    ],
+)
+def test_under_auto_the_other_exporter_is_tried_and_the_note_says_why(
+    tmp_path: Path, body: str, part: str, opset: int, first: str, second: str
+) -> None:
+    _, result = export(tmp_path, net(body, part=part), spec(SEQUENCE, opset=opset))
+    assert judged(result) == []
+    assert result.findings == ()
+    assert result.note.startswith(f"{second}; not {first}")
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+def test_an_operator_that_one_exporter_lacks_is_named_in_one_line(tmp_path: Path, dtype: str) -> None:
+    inputs = f"{{x: {{shape: [batch, 4]}}, mask: {{dtype: {dtype}, shape: [batch, 4], range: [0, 2]}}}}"
+    code = net("return (1.0 - mask) * x", "x, mask")
+    _, alone = export(tmp_path / "alone", code, spec(inputs, source=BY["dynamo"]))
+    assert judged(alone) == ["EXP002"]
+    assert refusal(alone).where == "aten::sub"
+    _, both = export(tmp_path / "both", code, spec(inputs))
+    assert judged(both) == []
+    assert both.note.startswith("torchscript; not dynamo: EXP002 aten::sub")
+
+
+@pytest.mark.integration
+@BOTH
+@pytest.mark.parametrize(
+    ("body", "operator"),
+    [
+        ("return torch.linalg.qr(x)[0]", "aten::linalg_qr"),
+        ("return torch.ops.mill_test.twice(x)", "mill_test::twice"),
+    ],
+)
+def test_an_operator_that_no_exporter_has_is_refused_by_name(
+    tmp_path: Path, exporter: str, body: str, operator: str
+) -> None:
+    with torch.library._scoped_library("mill_test", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+        _, result = export(tmp_path, net(body), spec("{x: {shape: [4, 4]}}", source=BY[exporter]))
+    assert judged(result) == ["EXP002"]
+    assert refusal(result).where == operator
+    assert not result.size_bytes
+
+
+@pytest.mark.parametrize(("domain", "codes"), [("aten", ["EXP002"]), ("com.acme", ["EXP002"]), ("", [])])
+def test_operators_that_are_not_of_onnx_are_refused(tmp_path: Path, domain: str, codes: list[str]) -> None:
+    code = f"""
+import torch
+from torch import nn
+from torch.onnx import symbolic_helper
+
+class Neg(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return -x
+
+    @staticmethod
+    def symbolic(g, x):
+        return g.op("{domain + "::" if domain else ""}Neg", x)
+
+class Net(nn.Module):
+    def forward(self, x):
+        return Neg.apply(x)
+
+def load():
+    return Net()
+"""
+    _, result = export(tmp_path, code, spec(X, source=BY["torchscript"]))
+    assert judged(result) == codes
+    if codes:
+        assert refusal(result).where == f"{domain}::Neg"
+
+
+@pytest.mark.integration
+def test_weights_of_a_large_model_stay_in_a_file_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "EXTERNAL_BYTES", 4 * 4 * 400)
+    _, result = export(tmp_path, net("return self.part(x)", part="nn.Linear(4, 400)"), spec(X, source=BY["dynamo"]))
+    assert judged(result) == []
+    assert (tmp_path / "export/route-0/exported.onnx.data").stat().st_size >= 4 * 4 * 400  # as the exporter wrote them
+    assert (tmp_path / "export/out" / MODEL).stat().st_size < 4 * 4 * 400
+
+
+# --- control flow that is baked in ------------------------------------------------------------------------------------
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return x * 2 if x.sum() > 0 else x - 1",
+        "return self.linear(x) if bool((x > 1).any()) else x",
+        "return x[: int((x[:, 0] > 0).sum()) + 1 if x.mean() > 0 else 1]",
+    ],
+)
+def test_control_flow_on_data_is_refused_with_the_line_and_the_way_out(tmp_path: Path, body: str) -> None:
+    asked = spec(X, outputs="{y: {shape: [rows, 4]}}" if "[:" in body else "[]", source=BY["dynamo"])
+    _, result = export(tmp_path, net(body), asked)
+    assert judged(result) == ["EXP001"]
+    found = refusal(result)
+    assert found.where == "net.py:15"
+    assert "data-dependent control flow" in found.message
+    assert "torch.cond" in found.fix
+    assert not list((tmp_path / "export/out").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("body", "codes"),
+    [
+        ("return x * 2 if x.sum() > 0 else x - 1", {"GATE001"}),  # a branch was baked in
+        ("return x * float(x.sum())", {"GATE001"}),  # a value
+        ("return x + torch.arange(int(x.shape[0])).reshape(-1, 1)", {"CON003", "GATE008", "CON006"}),  # a size
+        ("return torch.stack([row * i for i, row in enumerate(x)])", {"CON003", "GATE008", "CON006", "CON001"}),
+    ],
+)
+def test_what_torchscript_bakes_in_is_refused_by_values(tmp_path: Path, body: str, codes: set[str]) -> None:
+    _, result = export(tmp_path, net(body), spec(X, source=BY["torchscript"]))
+    assert codes & set(judged(result))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("body", "codes"),
+    [
+        ("return x * 2 if x.sum() > 0 else x - 1", ["EXP001", "GATE001"]),
+        ("return self.linear(x) if x.shape[0] == 3 else x", ["CON006"]),
+        ("return torch.stack([row * i for i, row in enumerate(x)])", ["CON006"]),
+    ],
+)
+def test_where_neither_exporter_is_right_the_reasons_of_both_are_given(
+    tmp_path: Path, body: str, codes: list[str]
+) -> None:
+    _, result = export(tmp_path, net(body), spec(X))
+    assert set(codes) <= set(judged(result))
+    assert "; not dynamo: " in result.note
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.integration
+def test_an_input_that_the_model_ignores_is_kept_or_the_export_is_refused(tmp_path: Path) -> None:
+    code = net("return self.linear(x)", "x, mask")
+    _, result = export(tmp_path / "dynamo", code, spec(XM, opset=15))
+    assert judged(result) == []
+    assert result.note.startswith("dynamo; not torchscript: CON004")
+    assert interface(tmp_path / "dynamo")[0] == ["x[batch, 4]", "mask[batch, 4]"]
+    _, result = export(tmp_path / "torchscript", code, spec(XM, opset=15, source=BY["torchscript"]))
+    assert judged(result) == ["CON004"]
+    assert "['x'], the contract ['x', 'mask']" in result.findings[0].message
+
+
+@pytest.mark.integration
+@BOTH
+@pytest.mark.parametrize(
+    ("takes", "inputs", "body", "constants"),
+    [
+        ("x, mask, n: int, flag: bool", MX, "x - mask * n if flag else x", "n: 3, flag: true"),
+        ("batch, pair", PARTS, "torch.where(pair[1], batch['x'] * batch['ids'], pair[0])", ""),
+        ("x, **more", MX, "x - more['mask'] * more['n']", "n: 3"),
+        ("x, a=None, *, mode='max', n=1", X, "getattr(torch, 'a' + mode)(x, 1) * n + (a or 0)", "n: 2.5, mode: min"),
+    ],
+)
+def test_arguments_of_every_kind(
+    tmp_path: Path, exporter: str, takes: str, inputs: str, body: str, constants: str
+) -> None:
+    opset = 17 if exporter == "torchscript" else 18
+    asked = spec(inputs, opset=opset, source=f"{BY[exporter]}, constants: {{{constants}}}")
+    _, result = export(tmp_path, net(f"return {body}", takes), asked)
+    assert judged(result) == []
+    assert [text.partition("[")[0] for text in interface(tmp_path)[0]] == list(asked.inputs)
+
+
+def test_the_example_differs_from_the_parity_inputs_and_has_no_size_of_one() -> None:
+    asked = spec(X, dims="{batch: [1, 2]}").contract
+    (example,) = example_of(asked)
+    assert example.shape == (2, 4)  # 1 would be specialised
+    for _, inputs in parity_inputs(asked, None):
+        assert not np.isin(example.numpy(), inputs["x"]).any()
+
+
+def test_the_example_keeps_to_ranges_and_gives_each_dim_its_own_size() -> None:
+    a, b, c = example_of(spec(RANGES, dims="{n: [1, 2, 3], m: [3, 2]}").contract)
+    assert a.shape == b.shape == (3, 2)
+    assert 5 <= a.min() <= a.max() < 6
+    assert set(b.flatten().tolist()) <= {7, 8}
+    assert (c.shape, c.dtype) == ((), torch.bool)
+
+
+# --- outputs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.integration
+@BOTH
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        ("return self.table, x", ["a", "b"]),
+        ("return x", ["a"]),
+        ("return self.linear(x), x, self.linear.weight", ["a", "b", "c"]),
+        ("y = self.linear(x); return [y, (y, None, torch.ones(3))]", ["a", "b", "c"]),
+    ],
+)
+def test_outputs_that_are_constants_inputs_or_there_twice(
+    tmp_path: Path, exporter: str, body: str, names: list[str]
+) -> None:
+    _, result = export(tmp_path, net(body), spec(X, outputs=f"[{', '.join(names)}]", source=BY[exporter]))
+    assert judged(result) == []
+    inputs, outputs = interface(tmp_path)
+    assert inputs == ["x[batch, 4]"]
+    assert [text.partition("[")[0] for text in outputs] == names
+
+
+@pytest.mark.integration
+@BOTH
+def test_outputs_of_a_dict_in_the_order_of_the_spec_one_of_them_twice(tmp_path: Path, exporter: str) -> None:
+    asked = spec(IDS, outputs="[total, again, rows]", opset=20, source=BY[exporter])
+    reference, result = export(tmp_path, TWO_INPUTS, asked)
     assert reference.contract.outputs["total"].shape == ("batch", 4)
     assert judged(result) == []
     assert result.opset == 20
@@ -147,146 +403,29 @@ def test_outputs_of_a_dict_in_the_order_of_the_spec_one_of_them_twice(tmp_path: 
     )
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(
-    ("body", "code", "names"),
+    ("body", "outputs", "message"),
     [
-        ("return x * 2 if x.sum() > 0 else x - 1", "EXP001", "data-dependent"),
-        ("return self.linear(x) if x.shape[0] == 3 else x", "CON006", "[3, 4], must be ['batch', 4]"),
+        ("return x, x + 1", "[a, b, c]", r"gives 2 output\(s\), the spec names 3"),
+        ("return x, x + 1", "[a]", r"gives 2 output\(s\), the spec names 1"),
+        ("return x, 3", "[]", "must return tensors; an output is of type int"),
+        ("return {'y': x, 'label': 'cat'}", "[]", "output 'label' is of type str"),
+        ("return {'y': [x, object()]}", "[]", "output 'y.1' is of type object"),
+        ("return {'y': x.bfloat16()}", "[]", "'y': is a bfloat16 tensor"),
+        ("return {'y': x.to(torch.complex64)}", "[]", "'y': is a complex64 tensor"),
+        ("return {'y': x.to_sparse()}", "[]", "'y': is a tensor of layout torch.sparse_coo"),
     ],
 )
-def test_control_flow_on_data_or_size_is_refused_with_dynamo(tmp_path: Path, body: str, code: str, names: str) -> None:
-    _, result = exported(tmp_path, HEAD.format(body=body), contract(X))
-    assert set(judged(result)) == {code}
-    assert names in result.findings[0].message
-    assert bool(result.size_bytes) is any((tmp_path / "export/out").iterdir())
-
-
-@pytest.mark.integration
-def test_dynamo_keeps_an_input_that_is_not_used(tmp_path: Path) -> None:
-    code = HEAD.replace("self, x", "self, x, mask").format(body="return self.linear(x)")
-    _, result = exported(tmp_path, code, contract("{x: {shape: [batch, 4]}, mask: {shape: [batch, 4]}}"))
-    assert judged(result) == []
-    assert interface(tmp_path)[0] == ["x[batch, 4]", "mask[batch, 4]"]
-
-
-def test_torchscript_below_18_is_proven_as_well(tmp_path: Path) -> None:
-    _, result = exported(tmp_path, TRAINING, contract(IMAGE, outputs="[logits]", opset=15))
-    assert judged(result) == []
-    assert result.opset == 15
-    assert "TorchScript" in result.note
-    assert interface(tmp_path) == (["image[batch, 1, 6, 6]"], ["logits[batch, 2]"])
-    assert result.parity
-    assert result.parity.cases == 4
-
-
-def test_torchscript_puts_outputs_in_the_order_of_the_spec(tmp_path: Path) -> None:
-    _, result = exported(tmp_path, TWO_INPUTS, contract(IDS, outputs="[total, again, rows]", opset=15))
-    assert judged(result) == []
-    assert [name.partition("[")[0] for name in interface(tmp_path)[1]] == ["total", "again", "rows"]
-
-
-@pytest.mark.parametrize(
-    ("body", "codes"),
-    [
-        ("return x * 2 if x.sum() > 0 else x - 1", {"GATE001"}),  # a branch was baked in
-        ("return x + torch.arange(int(x.shape[0])).reshape(-1, 1)", {"CON003", "GATE008", "CON006"}),  # a size
-        ("return torch.stack([row * i for i, row in enumerate(x)])", {"CON003", "GATE008", "CON006", "CON001"}),
-    ],
-)
-def test_what_torchscript_bakes_in_is_refused_by_values(tmp_path: Path, body: str, codes: set[str]) -> None:
-    _, result = exported(tmp_path, HEAD.format(body=body), contract(X, opset=15))
-    assert codes & set(judged(result))
-
-
-def test_torchscript_drops_an_input_that_is_not_used_and_is_refused(tmp_path: Path) -> None:
-    code = HEAD.replace("self, x", "self, x, mask").format(body="return self.linear(x)")
-    asked = contract("{x: {shape: [batch, 4]}, mask: {shape: [batch, 4]}}", opset=15)
-    _, result = exported(tmp_path, code, asked)
-    assert judged(result) == ["CON004"]
-    assert "['x'], the contract ['x', 'mask']" in result.findings[0].message
-
-
-# --- load and predict -------------------------------------------------------------------------------------------------
-
-
-class Returns(nn.Module):
-    """Gives whatever `make` makes of its input."""
-
-    def __init__(self, make: Any) -> None:
-        super().__init__()
-        self.make = make
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.make(x)
-
-
-@pytest.mark.parametrize(
-    ("make", "names", "factors"),
-    [
-        (lambda x: x, [""], [1]),
-        (lambda x: (x, x * 2), ["", ""], [1, 2]),
-        (lambda x: [x, (x * 2, None)], ["", ""], [1, 2]),
-        (lambda x: {"a": x, "none": None, "b": x * 2}, ["a", "b"], [1, 2]),
-        (lambda x: (x, x), ["", ""], [1, 1]),
-    ],
-)
-def test_predict_flattens_what_a_model_returns(make: Any, names: list[str], factors: list[int]) -> None:
-    x = np.ones((1, 2), np.float32)
-    found = torch_source.predict(Returns(make), {"x": x})
-    assert [name for name, _ in found] == names
-    assert [array[0, 0] for _, array in found] == factors
-
-
-@pytest.mark.parametrize("value", ["text", 3, object()])
-def test_predict_refuses_what_is_no_tensor(value: object) -> None:
-    with pytest.raises(InputError, match="must return tensors"):
-        torch_source.predict(Returns(lambda x: (x, value)), {"x": np.ones((1, 2), np.float32)})
-
-
-class Three(nn.Module):
-    def forward(self, x: torch.Tensor, scale: Any = None, mask: Any = None) -> torch.Tensor:
-        return x if mask is None else x * mask
-
-
-@pytest.mark.parametrize("names", [["mask", "x"], ["x", "mask"], ["scale", "x", "mask"]])
-def test_inputs_named_as_parameters_must_be_in_their_places(names: list[str]) -> None:
-    with pytest.raises(InputError, match=r"forward's parameters are \['x', 'scale', 'mask'\]"):
-        torch_source.predict(Three(), {name: np.ones((1, 2), np.float32) for name in names})
-
-
-@pytest.mark.parametrize("names", [["x"], ["x", "scale"], ["image"], ["image", "mask_2"], ["a", "b", "c"]])
-def test_other_names_are_given_by_position(names: list[str]) -> None:
-    assert torch_source.predict(Three(), {name: np.ones((1, 2), np.float32) for name in names})
+def test_outputs_that_cannot_be_are_named(tmp_path: Path, body: str, outputs: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        export(tmp_path, net(body), spec(X, outputs=outputs))
 
 
 def test_the_input_arrays_are_not_edited() -> None:
+    class Edits(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.add_(1)
+
     x = np.ones((1, 2), np.float32)
-    torch_source.predict(Returns(lambda t: t.add_(1)), {"x": x})
+    assert Torch(Edits()).predict({"x": x})[0][1].tolist() == [[2, 2]]
     assert x.tolist() == [[1, 1]]
-
-
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("def load(): return None", "returned None"),
-        ("def load(): return {'weights': 1}", r"must return a torch\.nn\.Module; it returned a dict"),
-        ("def load(): raise RuntimeError('no weights')", r"raised RuntimeError at net\.py:1: no weights"),
-        ("def lod(): pass", "did you mean 'lod'"),
-        ("import nowhere_at_all", "ModuleNotFoundError"),
-    ],
-)
-def test_a_loader_that_gives_no_module_is_named(tmp_path: Path, code: str, message: str) -> None:
-    with graphs.user_code(tmp_path / "source") as folder:
-        (folder / "net.py").write_text(code)
-        with pytest.raises(InputError, match=message) as raised:
-            torch_source.load(SOURCE)
-    assert raised.value.key == "source.loader"
-
-
-def test_the_example_differs_from_the_parity_inputs_and_has_no_size_of_one() -> None:
-    asked = contract(X, dims="{batch: [1, 2]}")
-    (example,) = torch_source._example(asked)
-    assert example.shape == (2, 4)  # 1 would be specialised
-    for _, inputs in parity_inputs(asked, None):
-        assert not np.isin(example.numpy(), inputs["x"]).any()

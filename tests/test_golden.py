@@ -15,11 +15,14 @@ import onnx
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from onnxmill.tasks import data, export, metric, opset, quantize, reference, simplify
-from onnxmill.tasks.export import DescribeSettings, ExportSettings, SourceSettings
+from onnxmill.tasks import data, metric, opset, quantize, reference, simplify
+from onnxmill.tasks.export import SourceSettings
+from onnxmill.tasks.export import steps as export
+from onnxmill.tasks.export.steps import DescribeSettings, ExportSettings
+from onnxmill.tasks.graph import MODEL
 from onnxmill.tasks.metric import ModelOutputsSettings, ScoreSettings, SourceOutputsSettings
-from onnxmill.tasks.opset import GraphSettings
-from onnxmill.tasks.proof import MODEL, Proof
+from onnxmill.tasks.opset import GraphSettings, Pin, PinSettings
+from onnxmill.tasks.proof import Proof
 from onnxmill.tasks.quantize import half, int8
 from onnxmill.tasks.reference import ReferenceSettings
 from onnxmill.tasks.spec import RecipeName, Variant, parse
@@ -147,7 +150,7 @@ def compute(folder: Path) -> dict[str, Entry]:
     user.mkdir()
     (user / "user.py").write_text(USER)
     spec = parse(SPEC)
-    contract, source = spec.contract, SourceSettings(framework="torch", loader=spec.source.loader, path=None)
+    contract, source = spec.contract, SourceSettings(framework="torch", loader=spec.source.loader)
     taking = data.calibration_settings("user.py:calibration", contract, 256)
     calibration, _ = run(data.CALIBRATION, lambda out: data.collect(taking, user, out))
     judging = data.evaluation_settings("user.py:evaluation", contract)
@@ -157,15 +160,15 @@ def compute(folder: Path) -> dict[str, Entry]:
     cases, seen = run(reference.reference_step("torch"), lambda out: reference.compute(asked, user, out, evaluation))
     assert isinstance(seen, reference.Reference)
     contract = seen.contract
-    exporting = ExportSettings(source=source, contract=contract, stamp=graphs.STAMP)
+    exporting = ExportSettings(source=source, contract=contract, stamp=graphs.STAMP, opset=18)
     model, _ = run(export.export_step("torch"), lambda out: export.export(exporting, user, cases, out))
-    contract = contract.model_copy(update={"opset": PINNED})
-    graph = GraphSettings(contract=contract, stamp=graphs.STAMP)
-    pinned, _ = run(opset.STEP, lambda out: opset.pin(graph, model, cases, out))
+    pin = PinSettings(contract=contract, stamp=graphs.STAMP, pin=Pin(opset=PINNED))
+    pinned, _ = run(opset.STEP, lambda out: opset.pin(pin, model, cases, out))
+    graph = GraphSettings(contract=contract, stamp=graphs.STAMP, opset=PINNED)
     small, _ = run(simplify.STEP, lambda out: simplify.simplify(graph, pinned, cases, out))
 
     def recipe(name: RecipeName) -> quantize.RecipeSettings:
-        return quantize.recipe_settings(Variant(recipe=name), contract, graphs.STAMP)
+        return quantize.recipe_settings(Variant(recipe=name), contract, graphs.STAMP, PINNED)
 
     run(quantize.STEPS["fp16"], lambda out: half.convert(recipe("fp16"), small, cases, out))
     run(quantize.STEPS["int8-dynamic"], lambda out: int8.dynamic(recipe("int8-dynamic"), small, cases, out))
@@ -181,7 +184,7 @@ def compute(folder: Path) -> dict[str, Entry]:
     )
     run(metric.SCORE, lambda out: metric.score(ScoreSettings(fn="user.py:correct"), user, outputs, evaluation, out))
     (user / MODEL).write_bytes((small / MODEL).read_bytes())
-    run(export.DESCRIBE, lambda out: export.describe(DescribeSettings(path=MODEL), user, out))
+    run(export.DESCRIBE, lambda out: export.describe(DescribeSettings(path=MODEL, pin=Pin(opset=PINNED)), user, out))
     return entries
 
 

@@ -386,3 +386,60 @@ def test_a_module_on_the_path_that_no_distribution_owns_is_refused(
 def test_a_module_that_is_nowhere_is_left_to_the_code(folder: Path) -> None:
     write(folder, {"model.py": "try:\n    import no_such_module_at_all\nexcept ImportError: ...\ndef load(): ..."})
     assert "model.py" in pack(loading("model.py:load"), folder, Store(folder / "store")).source.artifact.files
+
+
+# --- a source's own files, and sidecars ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def test_sidecars_are_a_part_of_their_own(folder: Path, store: Store) -> None:
+    write(folder, {"tokenizer/vocab.txt": "a b", "labels.txt": "cat dog"})
+    plain, packed = (
+        pack(spec(), folder, store),
+        pack(spec(sidecars=["tokenizer/vocab.txt", "labels.txt"]), folder, store),
+    )
+    assert packed.sidecars
+    assert sorted(packed.sidecars.files) == ["labels.txt", "tokenizer/vocab.txt"]
+    assert packed.source == plain.source  # they change no key of the model
+    assert plain.sidecars is None
+
+
+@pytest.mark.parametrize(
+    ("sidecars", "message"),
+    [
+        (["labels.txt"], r"sidecars: 'labels\.txt': no such file"),
+        (["tokenizer"], r"sidecars: 'tokenizer': is a folder; name its files"),
+        (["sub/model.onnx"], r"sidecars: 'sub/model\.onnx': must not be called as a file of the model"),
+        (["a/vocab.txt", "../b/vocab.txt", "../c/vocab.txt"], "has the name of another file"),
+    ],
+)
+def test_sidecars_that_cannot_go_with_a_model_are_named(
+    folder: Path, store: Store, sidecars: list[str], message: str
+) -> None:
+    write(folder, {"tokenizer/vocab.txt": "a", "sub/model.onnx": "m", "a/vocab.txt": "a"})
+    write(folder.parent, {"b/vocab.txt": "b", "c/vocab.txt": "c"})
+    with pytest.raises(InputError, match=message):
+        pack(spec(sidecars=sidecars), folder, store)
+
+
+def test_a_models_folder_is_packed_whole(folder: Path, store: Store) -> None:
+    write(folder, {"saved/saved_model.pb": "g", "saved/variables/variables.index": "i"})
+    packed = pack(spec(source={"framework": "tensorflow", "path": "saved"}), folder, store)
+    assert sorted(packed.source.artifact.files) == ["saved/saved_model.pb", "saved/variables/variables.index"]
+    assert packed.names == {"saved": "saved"}
+    (folder / "empty").mkdir()
+    with pytest.raises(InputError, match="is an empty folder"):
+        pack(spec(source={"framework": "tensorflow", "path": "empty"}), folder, store)
+
+
+def test_files_that_a_key_names_have_their_names_in_the_pack(folder: Path, store: Store) -> None:
+    write(folder.parent, {"models/net.onnx": "m"})
+    write(folder, {"golden/outputs.npz": "o"})
+    source = {"framework": "onnx", "path": "../models/net.onnx", "reference": "golden/outputs.npz"}
+    packed = pack(spec(source=source), folder, store)
+    assert packed.names == {"../models/net.onnx": "net.onnx", "golden/outputs.npz": "outputs.npz"}
+    assert sorted(packed.source.artifact.files) == ["net.onnx", "outputs.npz"]

@@ -5,9 +5,9 @@ from pathlib import Path
 import onnx
 import pytest
 
-from onnxmill.tasks import cases, proof
+from onnxmill.tasks import cases, graph, proof
 from onnxmill.tasks.findings import finding
-from onnxmill.tasks.proof import MODEL
+from onnxmill.tasks.graph import MODEL
 from tests import graphs
 
 SECRET = "/home/someone/secret"
@@ -98,11 +98,36 @@ def test_the_input_is_not_edited_and_bytes_repeat(tmp_path: Path) -> None:
     ready = graphs.ready(tmp_path, RELU)
     before = (ready.model / MODEL).read_bytes()
     outs = [ready.out("first"), ready.out("second")]
-    results = [proof.publish(ready.model / MODEL, o, ready.contract, graphs.STAMP, ready.reference) for o in outs]
+    results = [
+        proof.publish(ready.model / MODEL, out, ready.contract, graphs.STAMP, ready.reference, opset=18) for out in outs
+    ]
     assert (ready.model / MODEL).read_bytes() == before
     assert (outs[0] / MODEL).read_bytes() == (outs[1] / MODEL).read_bytes()
     assert results[0] == results[1]
     assert results[0].size_bytes == (outs[0] / MODEL).stat().st_size
+
+
+def test_files_of_weights_go_with_the_model_under_names_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = graphs.ready(tmp_path, graphs.GEMM)
+    monkeypatch.setattr(graph, "EXTERNAL_BYTES", 24)
+    monkeypatch.setattr(graph, "SMALL_BYTES", 8)
+    written = []
+    for place in ("one", "other/folder"):
+        raw, out = tmp_path / place / "raw.onnx", ready.out(f"{place}-out")
+        raw.parent.mkdir(parents=True)
+        model = onnx.load(str(ready.model / MODEL))
+        for tensor in model.graph.initializer:
+            graphs.externalise(tensor, raw.parent, f"{raw.parent.name}.bin")
+        raw.write_bytes(model.SerializeToString())
+        result = proof.publish(raw, out, ready.contract, graphs.STAMP, ready.reference, opset=18)
+        assert proof.faults(result) == ()
+        assert result.parity
+        written.append({path.name: path.read_bytes() for path in out.iterdir()})
+        assert result.size_bytes == sum(map(len, written[-1].values()))
+    assert sorted(written[0]) == [MODEL, f"{MODEL}.data"]
+    assert written[0] == written[1]
 
 
 def test_without_a_parity_case_nothing_passes(tmp_path: Path) -> None:

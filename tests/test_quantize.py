@@ -12,8 +12,9 @@ from onnx import TensorProto, numpy_helper
 from onnxmill.calibration import samples
 from onnxmill.tasks import parity, quantize
 from onnxmill.tasks.errors import InputError
-from onnxmill.tasks.proof import MODEL, Proof
-from onnxmill.tasks.quantize import half, int8, load_for, name_nodes, nodes_of, recipe_settings
+from onnxmill.tasks.graph import MODEL, name_nodes, nodes_of
+from onnxmill.tasks.proof import Proof
+from onnxmill.tasks.quantize import half, int8, load_for, recipe_settings
 from onnxmill.tasks.spec import Variant
 from tests import graphs
 
@@ -329,13 +330,51 @@ def test_a_quantized_model_is_not_quantized_again(
     layers: graphs.Ready, before: Callable[..., Proof], again: Callable[..., Proof]
 ) -> None:
     before(layers)
-    quantized = graphs.Ready(layers.folder / "again", layers.folder / "step/out", layers.reference, layers.contract)
+    quantized = graphs.Ready(layers.folder / "again", layers.folder / "step/out", layers.reference, layers.contract, 18)
     result = again(quantized)
     (finding,) = result.findings
     assert (finding.code, finding.severity) == ("QNT001", "refuse")
-    assert "2 of its nodes are quantized already" in finding.message
+    assert "the model is quantized already (" in finding.message
     assert result.parity is None
     assert not list((quantized.folder / "step/out").iterdir())
+
+
+@pytest.mark.parametrize("text", [graphs.QDQ, graphs.INTEGER], ids=["QDQ", "integer"])
+@pytest.mark.parametrize("recipe", [half.convert, int8.dynamic])
+def test_a_source_that_is_quantized_is_refused_by_every_recipe(
+    tmp_path: Path, recipe: Callable[..., Proof], text: str
+) -> None:
+    ready = graphs.ready(tmp_path, text)
+    result = recipe(ready.recipe(), ready.model, ready.reference, ready.out())
+    (finding,) = result.findings
+    assert (finding.code, finding.severity) == ("QNT001", "refuse")
+    assert "the model is quantized already (" in finding.message
+    assert "fp32" in finding.fix
+
+
+IN_HALF = {
+    "weight behind a cast": "agraph (float[batch, 4] x) => (float[batch, 2] y) "
+    "{ w = Cast<to = 1>(h)  y = MatMul(x, w) }",
+    "arithmetic": "agraph (float[batch, 4] x) => (float[batch, 2] y) "
+    "{ c = Cast<to = 10>(x)  m = MatMul(c, h)  y = Cast<to = 1>(m) }",
+    "everything": "agraph (float16[batch, 4] x) => (float16[batch, 2] y) { y = MatMul(x, h) }",
+}
+
+
+@pytest.mark.parametrize("text", IN_HALF.values(), ids=IN_HALF)
+def test_int8_of_a_float16_model_says_what_it_needs(tmp_path: Path, text: str) -> None:
+    ready = graphs.ready(tmp_path, build(text, {"h": graphs.normal((4, 2), 1).astype(np.float16)}))
+    result = dynamic(ready)
+    (finding,) = result.findings
+    assert (finding.code, finding.severity, finding.fix) == ("QNT001", "refuse", "give the source in float32")
+    assert "1 quantizable nodes take float16" in finding.message
+    assert judged(half.convert(ready.recipe(), ready.model, ready.reference, ready.out("half"))) == []
+
+
+def test_float16_at_the_edge_alone_is_no_obstacle(tmp_path: Path) -> None:
+    text = "agraph (float16[batch, 4] x) => (float[batch, 2] y) { c = Cast<to = 1>(x)  y = MatMul(c, w) }"
+    ready = graphs.ready(tmp_path, build(text, {"w": graphs.normal((4, 2), 1)}))
+    assert judged(dynamic(ready)) == []
 
 
 def test_a_3d_weight_of_int8_dynamic_runs(tmp_path: Path) -> None:
@@ -348,7 +387,7 @@ def test_a_3d_weight_of_int8_dynamic_runs(tmp_path: Path) -> None:
 def test_the_bytes_repeat_and_the_input_is_not_edited(layers: graphs.Ready, quantizer: Callable[..., Proof]) -> None:
     before = (layers.model / MODEL).read_bytes()
     quantizer(layers)
-    other = graphs.Ready(layers.folder / "again", layers.model, layers.reference, layers.contract)
+    other = graphs.Ready(layers.folder / "again", layers.model, layers.reference, layers.contract, 18)
     quantizer(other)
     written = [(ready.folder / "step/out" / MODEL).read_bytes() for ready in (layers, other)]
     assert written[0] == written[1]
@@ -392,7 +431,7 @@ def test_excluding_a_name_means_the_node_that_has_it(layers: graphs.Ready) -> No
 
 def test_a_recipes_settings_hold_what_its_output_depends_on(layers: graphs.Ready) -> None:
     def settings(**words: object) -> quantize.RecipeSettings:
-        return recipe_settings(Variant.model_validate(words), layers.contract, graphs.STAMP)
+        return recipe_settings(Variant.model_validate(words), layers.contract, graphs.STAMP, 18)
 
     assert settings(recipe="int8-static", name="a") == settings(recipe="int8-static", name="b")
     assert settings(recipe="int8-static", gate={"max_rel": 0.5}) == settings(recipe="int8-static")

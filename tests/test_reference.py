@@ -31,7 +31,6 @@ def contract(
         output_names=tuple(outputs),
         outputs=dict(outputs) if isinstance(outputs, Mapping) else {},
         dims=dict(dims) if dims is not None else {dim: (1, 3) for dim in sorted(used)},
-        opset=18,
         nondeterministic=False,
     )
 
@@ -246,3 +245,64 @@ def test_cases_on_disk_are_the_models_own_outputs(tmp_path: Path) -> None:
     for case in read:
         expected = case.inputs["x"].astype(np.float32) @ weight + [1, -1]
         np.testing.assert_allclose(case.outputs["y"].astype(np.float32), expected, rtol=1e-5, atol=1e-5)
+
+
+# --- a reference that the user gives ---------------------------------------------------------------------------------
+
+X, Y = np.ones((2, 4), np.float32), np.array([[17, -21], [17, -21]], np.float32)  # what GEMM gives
+
+
+def with_reference(folder: Path, **arrays: Array) -> reference.Reference:
+    """The reference of the model GEMM with the user's file of these arrays."""
+    ready = graphs.ready(folder, graphs.GEMM)
+    np.savez(ready.model / "outputs.npz", allow_pickle=False, **arrays)
+    source = graphs.SOURCE.model_copy(update={"reference": "outputs.npz"})
+    (folder / "out").mkdir()
+    asked = ready.contract.model_copy(update={"output_names": (), "outputs": {}})
+    with graphs.user_code(ready.model):
+        return compute(ReferenceSettings(source=source, contract=asked), ready.model, folder / "out")
+
+
+@pytest.mark.parametrize("prefix", ["", "first/"])
+def test_a_given_reference_comes_first_and_is_what_counts(tmp_path: Path, prefix: str) -> None:
+    seen = with_reference(tmp_path, **{f"{prefix}input/x": X, f"{prefix}output/y": Y + 1})
+    first = next(iter(cases.read(tmp_path / "out")))
+    assert (first.kind, first.outputs["y"].tolist()) == ("real", [[18, -20], [18, -20]])  # not what the model gives
+    assert (seen.real_cases, seen.note) == (1, "proven against outputs.npz")
+    assert seen.random_cases == 4
+
+
+def test_without_one_an_onnx_file_is_proven_against_itself_only(tmp_path: Path) -> None:
+    ready = graphs.ready(tmp_path, graphs.GEMM)
+    (tmp_path / "out").mkdir()
+    with graphs.user_code(ready.model):
+        seen = compute(ReferenceSettings(source=graphs.SOURCE, contract=ready.contract), ready.model, tmp_path / "out")
+    assert "against itself only" in seen.note
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({}, "holds no case"),
+        ({"input/x": X}, "case 0 holds no output"),
+        ({"output/y": Y}, "sample 0 lacks input 'x'"),
+        ({"input/x": X.astype(np.float64), "output/y": Y}, "dtype float64, must be float32"),
+        ({"input/x": X[:, :3], "output/y": Y}, r"shape \[2, 3\], must be \[batch, 4\]"),
+        ({"input/x": X, "input/z": X, "output/y": Y}, "'z'"),
+        ({"input/x": X, "output/y": Y, "output/z": Y}, r"gives \['y', 'z'\]|outputs"),
+    ],
+)
+def test_a_bad_reference_is_named(tmp_path: Path, arrays: dict[str, Array], message: str) -> None:
+    with pytest.raises(InputError, match=message) as raised:
+        with_reference(tmp_path, **arrays)
+    assert raised.value.key in ("source.reference", "outputs")
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive"])
+def test_a_reference_that_is_no_archive_is_named(tmp_path: Path, content: bytes) -> None:
+    ready = graphs.ready(tmp_path, graphs.GEMM)
+    (ready.model / "outputs.npz").write_bytes(content)
+    source = graphs.SOURCE.model_copy(update={"reference": "outputs.npz"})
+    (tmp_path / "out").mkdir()
+    with graphs.user_code(ready.model), pytest.raises(InputError, match=r"^source\.reference: 'outputs\.npz': is no"):
+        compute(ReferenceSettings(source=source, contract=ready.contract), ready.model, tmp_path / "out")

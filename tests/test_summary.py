@@ -27,7 +27,7 @@ NO_SAMPLES = Samples(calibration=None, evaluation=None)
 def job() -> Job:
     spec = conversions.spec("m")
     part = Part(artifact=NOTHING, tools={})
-    return Job(spec=spec, contract=spec.contract, pack=Pack(source=part, data=None, metric=None))
+    return Job(spec=spec, contract=spec.contract, pack=Pack(source=part, data=None, metric=None), opset=18)
 
 
 def done(artifact: Artifact | None = None, *, seconds: float = 1.0, opset: int = 18) -> Done:
@@ -59,7 +59,7 @@ def test_status(made: Made, status: str) -> None:
 def test_report_of_a_passed_a_refused_and_a_broken_variant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     made = [
-        Made(variant=FP32, model=done(NOTHING), assessment=judged(WARNING)),
+        Made(variant=FP32, model=done(NOTHING), published=NOTHING, assessment=judged(WARNING)),
         Made(variant=INT8, model=done(None), assessment=judged(REFUSAL)),
         Made(variant=Variant(recipe="fp16"), faults=(summary.broken(StepError("fp16", "was killed")),)),
     ]
@@ -95,7 +95,11 @@ def test_what_a_broken_tool_said() -> None:
 
 def test_key_is_of_what_was_found_not_when() -> None:
     def key(seconds: float = 1.0, opset: int = 18) -> str:
-        made = [Made(variant=FP32, model=done(NOTHING, seconds=seconds, opset=opset), assessment=judged())]
+        made = [
+            Made(
+                variant=FP32, model=done(NOTHING, seconds=seconds, opset=opset), published=NOTHING, assessment=judged()
+            )
+        ]
         report = summary.build(job(), "spec.yaml", [], NO_SAMPLES, made)
         return summary.key(report.model_copy(update={"created_at": str(seconds)}), job())
 
@@ -117,7 +121,7 @@ def test_files_are_written_and_replaced(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     artifact, folder = conversions.publish(store, conversions.model(2.0, external=True))
     made = [
-        Made(variant=FP32, model=done(artifact), assessment=judged()),
+        Made(variant=FP32, model=done(artifact), published=artifact, assessment=judged()),
         Made(variant=INT8, model=done(None), assessment=judged(REFUSAL)),
     ]
     report = conversions.report("m", conversions.variant("fp32"))
@@ -141,7 +145,7 @@ def test_models_of_an_earlier_report_do_not_stay_beside_the_new_one(tmp_path: Pa
     store, out = Store(tmp_path / "store"), tmp_path / "out"
     artifact, _ = conversions.publish(store, conversions.model(2.0))
     (out / "mine").mkdir(parents=True)
-    both = [Made(variant=v, model=done(artifact), assessment=judged()) for v in (FP32, INT8)]
+    both = [Made(variant=v, model=done(artifact), published=artifact, assessment=judged()) for v in (FP32, INT8)]
     for made in (both, both[:1]):
         report = summary.build(job(), "spec.yaml", [], NO_SAMPLES, made)
         summary.write(summary.files(report), made, store, out)

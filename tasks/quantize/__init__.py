@@ -8,7 +8,10 @@ from pathlib import Path
 import onnx
 from pydantic import BaseModel, ConfigDict
 
+from onnxmill.tasks import graph
 from onnxmill.tasks.errors import InputError, close_match
+from onnxmill.tasks.findings import Finding, finding
+from onnxmill.tasks.graph import ONNX_DOMAINS, name_nodes, nodes_of
 from onnxmill.tasks.proof import Stamp
 from onnxmill.tasks.spec import Contract, RecipeName, Variant
 from onnxmill.tasks.step import Step
@@ -30,16 +33,18 @@ class RecipeSettings(BaseModel):
 
     contract: Contract
     stamp: Stamp
+    opset: int
     method: str
     per_channel: bool
     exclude: tuple[str, ...]
 
 
-def recipe_settings(variant: Variant, contract: Contract, stamp: Stamp) -> RecipeSettings:
+def recipe_settings(variant: Variant, contract: Contract, stamp: Stamp, opset: int) -> RecipeSettings:
     static, integer = variant.recipe == "int8-static", variant.recipe != "fp16"
     return RecipeSettings(
         contract=contract,
         stamp=stamp,
+        opset=opset,
         method=variant.method if static else "",
         per_channel=variant.per_channel and integer,
         exclude=variant.exclude,
@@ -48,7 +53,7 @@ def recipe_settings(variant: Variant, contract: Contract, stamp: Stamp) -> Recip
 
 def load_for(settings: RecipeSettings, path: Path) -> onnx.ModelProto:
     """The graph to quantize, with a name for every node. Raises `InputError` for an unknown name in `exclude`."""
-    model = onnx.load(str(path))
+    model = graph.load(path)
     name_nodes(model)
     names = [node.name for node in nodes_of(model.graph)]
     for name in settings.exclude:
@@ -57,27 +62,18 @@ def load_for(settings: RecipeSettings, path: Path) -> onnx.ModelProto:
     return model
 
 
-def name_nodes(model: onnx.ModelProto) -> None:
-    """Give every node without a name, or with one that is taken, a name of its own. Edits `model`.
-
-    A name that the model gives stays with the first node that has it: it is what `exclude` means.
-    """
-    given = {node.name for node in nodes_of(model.graph)}
-    seen: set[str] = set()
-    for index, node in enumerate(nodes_of(model.graph)):
-        if not node.name or node.name in seen:
-            node.name = f"{node.op_type}_{index}"
-            while node.name in given | seen:
-                node.name += "_"
-        seen.add(node.name)
+def quantized_before(model: onnx.ModelProto) -> Finding | None:
+    """A refusal of a graph that is quantized already: doing it again would stack two errors without a word."""
+    done = sum(_works_on_integers(node) for node in nodes_of(model.graph))
+    if not done:
+        return None
+    detail, fix = f"the model is quantized already ({done} nodes)", "take fp32 (the graph as it is), or a float source"
+    return finding("QNT001", "model", detail, measured=0, limit=1, fix=fix)
 
 
-def nodes_of(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """All nodes, those of If and Loop bodies included."""
-    return [found for node in graph.node for found in with_bodies(node)]
-
-
-def with_bodies(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """A node and all nodes of its bodies."""
-    bodies = [body for attribute in node.attribute for body in (attribute.g, *attribute.graphs)]
-    return [node, *(found for body in bodies for found in nodes_of(body))]
+def _works_on_integers(node: onnx.NodeProto) -> bool:
+    """Whether a node is the mark of a quantizer: between QuantizeLinear and DequantizeLinear, or integer itself."""
+    integer = node.op_type.startswith("QLinear") or node.op_type in ("MatMulInteger", "ConvInteger")
+    standard = integer or node.op_type in ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
+    contrib = node.domain == "com.microsoft" and ("Quantize" in node.op_type or node.op_type.endswith("NBits"))
+    return (standard and node.domain in ONNX_DOMAINS) or contrib

@@ -12,10 +12,11 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 from onnxruntime.transformers.onnx_model import OnnxModel
 
 from onnxmill.calibration.samples import Array
-from onnxmill.tasks import proof
+from onnxmill.tasks import graph, proof
 from onnxmill.tasks.findings import Finding, finding
-from onnxmill.tasks.proof import MODEL, Proof
-from onnxmill.tasks.quantize import RecipeSettings, load_for, nodes_of, with_bodies
+from onnxmill.tasks.graph import MODEL, nodes_of, with_bodies
+from onnxmill.tasks.proof import Proof
+from onnxmill.tasks.quantize import RecipeSettings, load_for, quantized_before
 
 FP16_MAX, FP16_TINY = 65504.0, 2.0**-24
 """float16's largest finite value and its smallest above zero."""
@@ -24,6 +25,8 @@ FP16_MAX, FP16_TINY = 65504.0, 2.0**-24
 def convert(settings: RecipeSettings, model: Path, reference: Path, out: Path) -> Proof:
     """The model in float16; nodes with a constant out of its range, and those excluded, stay in float32 (QNT003)."""
     proto = load_for(settings, model / MODEL)
+    if before := quantized_before(proto):
+        return proof.nothing(before)
     blocked = out_of_range(proto)
     keep = {*settings.exclude, *(name for name, _ in blocked)}
     # a node of a body keeps the whole If or Loop: the converter would put the casts around it outside of the body
@@ -34,12 +37,14 @@ def convert(settings: RecipeSettings, model: Path, reference: Path, out: Path) -
     ordered.prune_graph(allow_remove_graph_inputs=False)
     ordered.topological_sort()  # the converter appends its casts at the end
     raw = out.parent / "half.onnx"
-    proof.save(ordered.model, raw)
+    graph.save(ordered.model, raw)
     findings: tuple[Finding, ...] = tuple(
         finding("QNT003", f"node {name}", f"holds {value:.3g}", measured=value, limit=FP16_MAX)
         for name, value in blocked
     )
-    return proof.publish(raw, out, settings.contract, settings.stamp, reference, findings=findings)
+    return proof.publish(
+        raw, out, settings.contract, settings.stamp, reference, opset=settings.opset, findings=findings
+    )
 
 
 def _skip_round_trips(model: onnx.ModelProto) -> None:

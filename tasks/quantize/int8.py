@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
 from onnxruntime.quantization import (
     CalibrationMethod,
     QuantFormat,
@@ -18,11 +18,12 @@ from onnxruntime.quantization import (
 
 from onnxmill.calibration import samples
 from onnxmill.calibration.readers import SampleReader
-from onnxmill.tasks import proof
+from onnxmill.tasks import graph, proof
 from onnxmill.tasks.findings import Finding, finding
+from onnxmill.tasks.graph import MODEL, graphs_of, nodes_of
 from onnxmill.tasks.isolate import report_progress
-from onnxmill.tasks.proof import MODEL, Proof
-from onnxmill.tasks.quantize import RecipeSettings, load_for, nodes_of
+from onnxmill.tasks.proof import Proof
+from onnxmill.tasks.quantize import RecipeSettings, load_for, quantized_before
 
 METHODS = {
     "minmax": CalibrationMethod.MinMax,
@@ -47,10 +48,10 @@ FEW_SAMPLES = 32
 def dynamic(settings: RecipeSettings, model: Path, reference: Path, out: Path) -> Proof:
     """int8 weights; activations are quantized at run time, so no calibration is needed."""
     proto = load_for(settings, model / MODEL)
-    if before := _quantized_before(proto):
+    if before := quantized_before(proto) or _half(proto):
         return proof.nothing(before)
     prepared, raw = out.parent / "prepared.onnx", out.parent / "dynamic.onnx"
-    proof.save(proto, prepared)
+    graph.save(proto, prepared)
     flat = [i.name for i in proto.graph.initializer if len(i.dims) != 2]
     quantize_dynamic(
         prepared,
@@ -69,11 +70,11 @@ def dynamic(settings: RecipeSettings, model: Path, reference: Path, out: Path) -
 def static(settings: RecipeSettings, model: Path, reference: Path, calibration: Path, out: Path) -> Proof:
     """int8 QDQ with activation ranges from the calibration samples."""
     proto = load_for(settings, model / MODEL)
-    if before := _quantized_before(proto):
+    if before := quantized_before(proto) or _half(proto):
         return proof.nothing(before)
     in_rows = broadcast_biases(proto)
     prepared, raw = out.parent / "prepared.onnx", out.parent / "static.onnx"
-    proof.save(proto, prepared)
+    graph.save(proto, prepared)
     reader = SampleReader(calibration)
     if settings.method != "minmax" and len(shapes := _shapes(calibration)) > 1:
         return proof.nothing(finding("QNT005", "calibration", f"{settings.method}, and {len(shapes)} shapes"))
@@ -116,7 +117,14 @@ def _publish(
         kept = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
         findings = (*findings, finding("QNT002", "model", f"{done} of {total} quantized; in float: {kept}"))
     return proof.publish(
-        raw, out, settings.contract, settings.stamp, reference, findings=findings, quantized=(done, total)
+        raw,
+        out,
+        settings.contract,
+        settings.stamp,
+        reference,
+        opset=settings.opset,
+        findings=findings,
+        quantized=(done, total),
     )
 
 
@@ -157,13 +165,21 @@ def _float_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     return [n for n in nodes if n.op_type in QUANTIZABLE and not dequantized.issuperset(n.input[:2])]
 
 
-def _quantized_before(model: onnx.ModelProto) -> Finding | None:
-    """A refusal of a graph that is quantized already: quantizing it again would stack two errors without a word."""
-    done = quantized_nodes(model)
-    if not done:
+def _half(model: onnx.ModelProto) -> Finding | None:
+    """A refusal of a graph that computes in float16, or keeps its weights in it behind a Cast: the quantizer takes
+    float32 alone, and gives a graph that is invalid, or leaves these nodes without a word."""
+    nodes, half = nodes_of(model.graph), TensorProto.FLOAT16
+    inputs = {value.name for value in model.graph.input if value.type.tensor_type.elem_type == half}
+    weights = {tensor.name for body in graphs_of(model) for tensor in body.initializer if tensor.data_type == half}
+    weights |= {n.output[0] for n in nodes for a in n.attribute if a.type == a.TENSOR and a.t.data_type == half}
+    casts = [node for node in nodes if node.op_type == "Cast"]
+    weights |= {node.output[0] for node in casts if node.input[0] in weights}
+    halves = inputs | weights | {node.output[0] for node in casts if any(a.i == half for a in node.attribute)}
+    found = sum(n.op_type in QUANTIZABLE and not halves.isdisjoint(n.input) for n in nodes)
+    if not found:
         return None
-    detail, fix = f"{done} of its nodes are quantized already", "take fp32 (the graph as it is), or a float source"
-    return finding("QNT001", "model", detail, measured=0, limit=1, fix=fix)
+    detail = f"{found} quantizable nodes take float16, the quantizer float32 alone"
+    return finding("QNT001", "model", detail, measured=0, limit=1, fix="give the source in float32")
 
 
 def _uses(model: onnx.ModelProto, op_type: str, initializers: list[str]) -> bool:
