@@ -12,7 +12,7 @@ from onnxmill.tasks.errors import InputError
 from onnxmill.tasks.export import SourceSettings, elsewhere
 from tests import graphs
 from tests.exporting import exported, judged
-from tests.test_export_torch import HEAD, X, spec
+from tests.test_export_torch import X, net, spec
 
 SOURCE = SourceSettings(framework="torch", loader="net.py:load")
 
@@ -51,7 +51,7 @@ def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
 def test_it_gives_what_this_interpreter_gives(tmp_path: Path) -> None:
     """The other environment here is a second interpreter of the same one, without its way to onnxmill."""
     asked = spec(X, outputs="[logits]")
-    files = {"net.py": HEAD.format(body="return self.linear(x)")}
+    files = {"net.py": net("return self.linear(x)")}
     here, _ = exported(tmp_path / "here", asked, files)
     there, result = exported(tmp_path / "there", asked, files, python=sys.executable)
     assert judged(result) == []
@@ -74,14 +74,14 @@ def test_the_users_faults_and_the_exporters_come_through(tmp_path: Path) -> None
             pass
     body = "return x * 2 if x.sum() > 0 else x - 1"
     asked = spec(X, source="loader: net.py:load, exporter: dynamo")
-    _, result = exported(tmp_path / "branch", asked, {"net.py": HEAD.format(body=body)}, python=sys.executable)
+    _, result = exported(tmp_path / "branch", asked, {"net.py": net(body)}, python=sys.executable)
     assert "EXP001" in judged(result)
 
 
 @pytest.mark.integration
 def test_its_process_ends_with_the_block(tmp_path: Path) -> None:
     with graphs.user_code(tmp_path / "source") as folder:
-        code = HEAD.format(body="return self.linear(x)")
+        code = net("return self.linear(x)")
         loading = "def load():\n    open('pid', 'w').write(str(os.getpid()))"
         (folder / "net.py").write_text("import os\n" + code.replace("def load():", loading))
         with elsewhere.opened(SOURCE, sys.executable) as model:

@@ -36,7 +36,6 @@ class Net(nn.Module):
 def load():
     return Net()
 """
-HEAD = NET.format(body="{body}", takes="x", part="None")
 TRAINING = """
 import torch
 from torch import nn
@@ -317,15 +316,22 @@ def test_where_neither_exporter_is_right_the_reasons_of_both_are_given(
 
 
 @pytest.mark.integration
-def test_an_input_that_the_model_ignores_is_kept_or_the_export_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("exporter", BY)
+def test_an_input_that_the_model_ignores_is_kept(tmp_path: Path, exporter: str) -> None:
+    """TorchScript leaves it out; a caller gives what the spec says."""
     code = net("return self.linear(x)", "x, mask")
-    _, result = export(tmp_path / "dynamo", code, spec(XM, opset=15))
+    _, result = export(tmp_path, code, spec(XM, opset=18, source=BY[exporter]))
     assert judged(result) == []
-    assert result.note.startswith("dynamo; not torchscript: CON004")
-    assert interface(tmp_path / "dynamo")[0] == ["x[batch, 4]", "mask[batch, 4]"]
-    _, result = export(tmp_path / "torchscript", code, spec(XM, opset=15, source=BY["torchscript"]))
-    assert judged(result) == ["CON004"]
-    assert "['x'], the contract ['x', 'mask']" in result.findings[0].message
+    assert interface(tmp_path)[0] == ["x[batch, 4]", "mask[batch, 4]"]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("exporter", BY)
+def test_a_value_of_the_graph_may_have_the_name_of_an_output(tmp_path: Path, exporter: str) -> None:
+    code = net("x = self.part(x)\n        return x * 1, self.linear(x), x + 1", part="nn.Linear(4, 4)")
+    _, result = export(tmp_path, code, spec(X, outputs="[part, linear, add]", source=BY[exporter]))
+    assert judged(result) == []
+    assert [value.partition("[")[0] for value in interface(tmp_path)[1]] == ["part", "linear", "add"]
 
 
 @pytest.mark.integration

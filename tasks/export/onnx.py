@@ -1,7 +1,7 @@
 """ONNX as a source: the file is the export; ONNX Runtime without optimisation, at the source's opset, its oracle."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import get_args
@@ -14,7 +14,7 @@ from onnx import TensorProto, ValueInfoProto
 from onnxmill.calibration.samples import Array
 from onnxmill.tasks import graph
 from onnxmill.tasks.errors import InputError, shorten
-from onnxmill.tasks.export import SourceSettings
+from onnxmill.tasks.export import SourceSettings, interface
 from onnxmill.tasks.findings import Finding
 from onnxmill.tasks.machine import threads
 from onnxmill.tasks.spec import Contract, Dtype, Tensor, dim_name
@@ -45,6 +45,10 @@ class Source:
             inputs = [value for value in model.graph.input if value.name not in weights]
             del model.graph.input[:]
             model.graph.input.extend(inputs)
+        own = [value.name for value in model.graph.output]
+        if own != list(contract.output_names):  # the spec has another order, or names of its own by position
+            chosen = list(contract.output_names) if set(own) == set(contract.output_names) else own
+            interface.conform(model, contract, list(contract.input_names), chosen)
         graph.save(model, path, beside=self.path.parent)
         return []
 
@@ -78,14 +82,15 @@ def load(settings: SourceSettings) -> Source:
     return Source(path, session)
 
 
-def describe(path: Path) -> dict[str, Tensor]:
+def describe(path: Path, given: Collection[str] = ()) -> dict[str, Tensor]:
     """The inputs of an ONNX file as a spec writes them; a size that is not fixed gets its name in the file, or one.
+    Those that are `given` by the spec are left out.
 
     Raises `InputError` for an input or output that a spec cannot describe: of another dtype, no tensor; an input
     without a shape.
     """
     proto = onnx.load(str(path), load_external_data=False)
-    known = {initializer.name for initializer in proto.graph.initializer}
+    known = {*given, *(initializer.name for initializer in proto.graph.initializer)}
     for value in proto.graph.output:
         _dtype(f"outputs.{value.name}", value)
     return {value.name: _tensor(value) for value in proto.graph.input if value.name not in known}

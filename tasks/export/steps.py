@@ -93,12 +93,13 @@ def _write(settings: ExportSettings, python: str, number: int, raw: Path) -> tup
 
 
 class DescribeSettings(BaseModel):
-    """`path` is the model file's name in the pack."""
+    """`path` is the model file's name in the pack; `given` are the inputs that the spec describes."""
 
     model_config = ConfigDict(frozen=True)
 
     path: str
     pin: Pin
+    given: tuple[str, ...] = ()
 
 
 DESCRIBE = Step("describe", 2, "onnxmill.tasks.export.steps:describe", tools=("onnx",), user_code="source")
@@ -108,7 +109,7 @@ def describe(settings: DescribeSettings, source: Path, out: Path) -> dict[str, T
     """The inputs of an ONNX source, as its file has them. Raises `InputError` where its opset cannot be pinned."""
     onnx_module = importlib.import_module("onnxmill.tasks.export.onnx")
     onnx_module.load(SourceSettings(framework="onnx", path=settings.path))
-    found: dict[str, Tensor] = onnx_module.describe(source / settings.path)
+    found: dict[str, Tensor] = onnx_module.describe(source / settings.path, settings.given)
     proto = opset_module.inlined(graph.load(source / settings.path))
     wanted, _ = opset_module.chosen(proto, settings.pin)
     try:

@@ -90,7 +90,7 @@ def _load_weights(model: torch.nn.Module, name: str) -> None:
             missing, unexpected = load_model(model, name, strict=False)  # knows tensors that are shared
         else:
             found = _unwrapped(name, _read(name), own)
-            missing, unexpected = model.load_state_dict(found, strict=False)
+            missing, unexpected = model.load_state_dict(found, strict=False, assign=_can_take(model, own, found))
     except InputError:
         raise
     except ImportError as error:
@@ -103,6 +103,14 @@ def _load_weights(model: torch.nn.Module, name: str) -> None:
         hint = close_match(next(iter(sorted(unexpected)), ""), missing) if missing and unexpected else ""
         known = "" if not unexpected else ", which the module does not have"
         raise InputError("source.state_dict", name, f"{text}{known}", hint.partition("?")[0] if "?" in hint else "")
+
+
+def _can_take(model: torch.nn.Module, own: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Whether the module can have the file's tensors themselves, mapped from it: a copy of a large model's would take
+    its memory twice. A scripted module cannot, nor one of another dtype."""
+    dtypes = {key: getattr(value, "dtype", None) for key, value in own.items()}
+    alike = all(getattr(found.get(key), "dtype", None) == dtype for key, dtype in dtypes.items())
+    return alike and not isinstance(model, torch.jit.ScriptModule)
 
 
 def _read(name: str) -> Any:

@@ -10,9 +10,10 @@ import torch
 
 from onnxmill.tasks import graph
 from onnxmill.tasks.errors import shorten
+from onnxmill.tasks.export import interface
 from onnxmill.tasks.export.torch_call import Flat, evaluated
 from onnxmill.tasks.findings import Finding, finding
-from onnxmill.tasks.spec import Contract
+from onnxmill.tasks.spec import Contract, Tensor
 
 DYNAMO_MIN_OPSET = 18
 """Asked for less, the dynamo exporter gives 18 without a word."""
@@ -46,20 +47,21 @@ def write(
     except Exception as error:  # noqa: BLE001  exporters raise of every kind: the model is refused, with the reason
         traceback.print_exc()
         return [_refusal(error, route)]
-    return _mended(path)
+    return _named(path, contract)
 
 
 def _dynamo(model: Flat, example: tuple[torch.Tensor, ...], contract: Contract, opset: int, path: Path) -> None:
     symbols = {dim: torch.export.Dim(dim) for dim in contract.dims}
-    shapes = tuple({axis: symbols[dim] for axis, dim in _axes(contract, name).items()} for name in contract.input_names)
+    inputs = [contract.inputs[name] for name in contract.input_names]
+    shapes = tuple({axis: symbols[dim] for axis, dim in _axes(tensor).items()} for tensor in inputs)
     program = torch.onnx.export(
         model,
         example,
         dynamo=True,
         opset_version=max(opset, DYNAMO_MIN_OPSET),
         dynamic_shapes=(shapes,),
-        input_names=list(contract.input_names),
-        output_names=list(contract.output_names),
+        input_names=[_own(name, "in") for name in contract.input_names],
+        output_names=[_own(name, "out") for name in contract.output_names],
         verbose=False,
     )
     assert program is not None
@@ -74,7 +76,8 @@ def _torchscript(model: Flat, example: tuple[torch.Tensor, ...], contract: Contr
         traced = torch.jit.trace(model, example, check_trace=False)  # type: ignore[no-untyped-call]
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # one operator for a whole layer, which this exporter does not know
-    names = [*contract.input_names, *contract.output_names]
+    inputs = {_own(name, "in"): _axes(contract.inputs[name]) for name in contract.input_names}
+    outputs = {_own(name, "out"): _axes(contract.outputs[name]) for name in contract.output_names}
     try:
         torch.onnx.export(
             traced,
@@ -82,23 +85,27 @@ def _torchscript(model: Flat, example: tuple[torch.Tensor, ...], contract: Contr
             path,
             dynamo=False,
             opset_version=min(opset, TORCHSCRIPT_MAX_OPSET),
-            dynamic_axes={name: _axes(contract, name) for name in names},
-            input_names=list(contract.input_names),
-            output_names=list(contract.output_names),
+            dynamic_axes={**inputs, **outputs},
+            input_names=list(inputs),
+            output_names=list(outputs),
             verbose=False,
         )
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
 
 
-def _axes(contract: Contract, name: str) -> dict[int, str]:
+def _own(name: str, role: str) -> str:
+    """A name for the exporter, which renames no value of the model's own that is called as an output is to be."""
+    return f"{name}.onnxmill.{role}"
+
+
+def _axes(tensor: Tensor) -> dict[int, str]:
     """The dynamic dims of an input or output, by their axes."""
-    shape = {**contract.inputs, **contract.outputs}[name].shape
-    return {axis: dim for axis, dim in enumerate(shape) if isinstance(dim, str)}
+    return {axis: dim for axis, dim in enumerate(tensor.shape) if isinstance(dim, str)}
 
 
-def _mended(path: Path) -> list[Finding]:
-    """Refuse operators that are not ONNX's; give an output that is an initializer a node of its own."""
+def _named(path: Path, contract: Contract) -> list[Finding]:
+    """Refuse operators that are not ONNX's; give inputs and outputs the contract's names."""
     model = onnx.load(str(path), load_external_data=False)
     local = {(function.domain, function.name) for function in model.functions}
     nodes = [*graph.nodes_of(model.graph), *(node for function in model.functions for node in function.node)]
@@ -109,15 +116,10 @@ def _mended(path: Path) -> list[Finding]:
     }
     if foreign:
         return [finding("EXP002", operator, "it is no operator of ONNX") for operator in sorted(foreign)]
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    fixed = {value.name: f"{value.name}.value" for value in model.graph.output if value.name in constants}
-    for node in nodes:
-        node.input[:] = [fixed.get(used, used) for used in node.input]
-    for output, value in fixed.items():
-        constants[output].name = value
-        model.graph.node.append(onnx.helper.make_node("Identity", [value], [output]))
-    if fixed:
-        path.write_bytes(model.SerializeToString(deterministic=True))
+    inputs = [_own(name, "in") for name in contract.input_names]
+    outputs = [_own(name, "out") for name in contract.output_names]
+    interface.conform(model, contract, inputs, outputs)
+    path.write_bytes(model.SerializeToString(deterministic=True))
     return []
 
 
