@@ -64,8 +64,12 @@ class Job(BaseModel):
 
     @property
     def pin(self) -> Pin:
-        ceiling = runtimes.reads(self.spec.max_runtime).opset if self.spec.max_runtime else None
-        return Pin(opset=self.opset, ceiling=ceiling)
+        oldest = runtimes.reads(self.spec.max_runtime) if self.spec.max_runtime else None
+        return Pin(
+            opset=self.opset,
+            ceiling=oldest.opset if oldest else None,
+            ceiling_ir=oldest.ir_version if oldest else None,
+        )
 
     @property
     def pinned(self) -> int:
@@ -333,7 +337,8 @@ def _described(job: Job) -> Job:
 
     Raises `InputError` where the pin cannot be reached from the file's opset: before any work.
     """
-    settings = exporting.DescribeSettings(path=str(job.source.path), pin=job.pin)
+    given = tuple(job.spec.inputs)
+    settings = exporting.DescribeSettings(path=str(job.source.path), pin=job.pin, given=given)
     found = step.execute(exporting.DESCRIBE, store(), settings, {"source": job.pack.source.artifact})
     if job.spec.inputs:
         return job

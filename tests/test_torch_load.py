@@ -263,3 +263,57 @@ def test_a_program_with_a_pickle_that_runs_code_is_refused_and_does_not_run(tmp_
     assert not trap.exists()
     assert FORCE_WEIGHTS_ONLY not in os.environ
     assert isinstance(load(tmp_path, path="m.pt2").model, Program)
+
+
+MAPPED = """
+import torch
+from torch import nn
+
+def load():
+    model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
+    return {given}
+"""
+
+
+def loaded_with(folder: Path, given: str) -> Torch:
+    """The model with the weights of `weights.pt`: 1 to 8 of the matrix, a bias of 0."""
+    linear = nn.Linear(4, 2)
+    with torch.no_grad():
+        linear.weight.copy_(torch.arange(1.0, 9.0).reshape(2, 4))
+        linear.bias.zero_()
+    saved = nn.Sequential(linear, nn.BatchNorm1d(2))
+    with graphs.user_code(folder) as place:
+        (place / "net.py").write_text(MAPPED.format(given=given))
+        torch.save(saved.state_dict(), place / "weights.pt")
+        return load_source(SourceSettings(framework="torch", loader="net.py:load", state_dict="weights.pt"))
+
+
+def mapped(model: Torch) -> bool:
+    """Whether the first weight's bytes lie in a mapping of the file."""
+    address = next(model.model.parameters()).data_ptr()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        low, high = (int(part, 16) for part in line.split()[0].split("-"))
+        if low <= address < high:
+            return line.endswith("weights.pt")
+    raise AssertionError("the weight lies nowhere")
+
+
+@pytest.mark.parametrize(
+    ("given", "is_mapped"),
+    [
+        ("model", True),
+        ("model.to('meta')", True),  # a module without memory of its own
+        ("model.double().float()", True),
+        ("model.to(torch.bfloat16)", False),  # the module's dtype stays
+        ("torch.jit.script(model)", False),
+    ],
+)
+def test_the_weights_are_the_files(tmp_path: Path, given: str, is_mapped: bool) -> None:
+    model = loaded_with(tmp_path / "model", given)
+    assert mapped(model) == is_mapped
+    parameter = next(model.model.parameters())
+    assert parameter.flatten().tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert parameter.dtype == (torch.bfloat16 if "bfloat16" in given else torch.float32)
+    if "bfloat16" not in given:
+        ((_, array),) = model.predict({"input" if "script" in given else "x": np.ones((1, 4), np.float32)})
+        assert array.round(2).tolist() == [[10, 26]]

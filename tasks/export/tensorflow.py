@@ -29,7 +29,6 @@ from onnxmill.tasks.machine import threads
 from onnxmill.tasks.spec import Contract
 
 KERAS_FILES = (".keras", ".h5", ".hdf5")
-SERVING = "serving_default"
 VARIABLES = ("Variable", "VariableV2", "VarHandleOp", "AutoReloadVariable")
 PLACEHOLDERS = ("Placeholder", "PlaceholderV2")
 PASSIVE = ("Const", "NoOp", "Assert", "PlaceholderWithDefault")

@@ -43,9 +43,9 @@ def respell(model: onnx.ModelProto, inputs: Mapping[str, str], outputs: Sequence
                     call(name, f"{node.name}_constant_{index}")
             for index, name in enumerate(node.output):
                 call(name, f"{node.name}_{index}")
-    model.ClearField("doc_string")  # it holds a counter
     for body in bodies:
         del body.value_info[:]
+        body.ClearField("doc_string")  # it holds a counter
         for tensor in body.initializer:
             call(tensor.name, f"{body.name}_constant")  # an output that is one
             tensor.name = tensors[tensor.name]
