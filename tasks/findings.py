@@ -72,6 +72,7 @@ CODES: dict[str, Code] = {
     "QNT005": Code(
         "refuse", "this calibration method needs samples of one shape", "use `method: minmax`, or pad the samples"
     ),
+    "QNT006": Code("refuse", "a model of this size is not quantized", "take fp32 alone, or a smaller model"),
     "QNT004": Code("warn", "few calibration samples", "give 100 samples or more that look like production"),
     # gates
     "GATE001": Code("refuse", "error relative to the output's range above the limit", "see which output and stage"),

@@ -64,7 +64,7 @@ def _moved(model: onnx.ModelProto, places: Mapping[str, str]) -> onnx.ModelProto
     """A copy that refers to its files of weights by their new names."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    for tensor in tensors_of(copy):
+    for tensor in filter(_is_external, tensors_of(copy)):
         for entry in tensor.external_data:
             if entry.key == "location":
                 entry.value = places[entry.value]
@@ -96,7 +96,9 @@ def external_files(path: Path) -> list[str]:
 
 def external_names(model: onnx.ModelProto) -> list[str]:
     """The files of weights that a model in memory refers to, in the order of its tensors."""
-    return list(dict.fromkeys(_external(tensor)["location"] for tensor in tensors_of(model) if _is_external(tensor)))
+    return list(
+        dict.fromkeys(_external(tensor).get("location", "") for tensor in tensors_of(model) if _is_external(tensor))
+    )
 
 
 def _is_external(tensor: TensorProto) -> bool:

@@ -347,11 +347,12 @@ def report_progress(what: str, done: int, total: int = 0) -> None:
 
 
 def peak_rss_mb() -> float:
-    """This process's peak resident memory, MB."""
+    """The peak resident memory, MB, of this process or of one that it started and waited for: the higher of the two."""
     import resource
 
     scale = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 2**20
+    peaks = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return max(peaks) * scale / 2**20
 
 
 def _send(message: dict[str, Any]) -> None:

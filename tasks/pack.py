@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from onnxmill.tasks.artifact import Artifact, Store
 from onnxmill.tasks.errors import InputError
+from onnxmill.tasks.graph import MODEL
 from onnxmill.tasks.loader import ROOTS_SETTING, allowed_roots, parse_entry, root_of
 from onnxmill.tasks.spec import Spec, expand
 from onnxmill.tasks.step import installed_version
@@ -47,8 +48,8 @@ class Pack(BaseModel):
 
 FILE_KEYS = ("path", "state_dict", "reference")
 """Keys of a source that each name one file."""
-RESERVED = ("model.onnx", "model.onnx.data", "onnxmill.json", "MLmodel")
-"""Files that lie beside a model's sidecars."""
+RESERVED = (MODEL, f"{MODEL}.data", "onnxmill.json", "MLmodel")
+"""Files that lie beside a model's sidecars; those of weights may be several, called `model.onnx.data.0`, …."""
 
 
 def pack(spec: Spec, folder: Path, store: Store) -> Pack:
@@ -72,7 +73,7 @@ def pack(spec: Spec, folder: Path, store: Store) -> Pack:
 
 def _sidecars(names: tuple[str, ...], folder: Path, store: Store) -> Artifact | None:
     for name in names:
-        if Path(name).name in RESERVED:
+        if Path(name).name in RESERVED or Path(name).name.startswith(f"{MODEL}.data."):
             raise InputError("sidecars", name, f"must not be called as a file of the model ({', '.join(RESERVED)})")
     return _part({}, {"sidecars": names}, folder, folder, store).artifact if names else None
 

@@ -16,6 +16,10 @@ def add(a: int, b: float) -> float:
     return a + b
 
 
+def has_a_large_child(mb: int) -> None:
+    subprocess.run([sys.executable, "-c", f"bytearray({mb} * 2**20)"], check=True)
+
+
 def where() -> Path:
     return Path.cwd()
 

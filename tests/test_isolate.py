@@ -82,6 +82,11 @@ def test_exit_without_result() -> None:
         call("exits")
 
 
+def test_the_peak_is_also_that_of_what_the_worker_ran() -> None:
+    reply = run("misbehave:has_a_large_child", {"mb": 300}, step="demo", environment=HERE)
+    assert reply.peak_rss_mb > 300
+
+
 def test_hang_ends_at_its_time_out(tmp_path: Path) -> None:
     with pytest.raises(StepError, match=r"no answer after 1 s") as caught:
         call("hangs", Limits(timeout_s=1.0), pid_file=tmp_path / "pids", grandchild=True)

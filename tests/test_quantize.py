@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from onnxmill.calibration import samples
-from onnxmill.tasks import parity, quantize
+from onnxmill.tasks import graph, parity, quantize
 from onnxmill.tasks.errors import InputError
 from onnxmill.tasks.graph import MODEL, name_nodes, nodes_of
 from onnxmill.tasks.proof import Proof
@@ -350,6 +350,18 @@ def test_a_source_that_is_quantized_is_refused_by_every_recipe(
     assert (finding.code, finding.severity) == ("QNT001", "refuse")
     assert "the model is quantized already (" in finding.message
     assert "fp32" in finding.fix
+
+
+@pytest.mark.parametrize("recipe", [static, dynamic, fp16])
+def test_a_model_whose_weights_stay_in_files_is_refused(
+    layers: graphs.Ready, recipe: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = onnx.load(str(layers.model / MODEL))
+    path = str(layers.model / MODEL)
+    onnx.save(model, path, save_as_external_data=True, location=f"{MODEL}.data", size_threshold=0)
+    monkeypatch.setattr(graph, "EXTERNAL_BYTES", 16)
+    monkeypatch.setattr(graph, "SMALL_BYTES", 0)
+    assert graphs.codes(recipe(layers)) == ["QNT006"]
 
 
 IN_HALF = {

@@ -62,8 +62,11 @@ def load_for(settings: RecipeSettings, path: Path) -> onnx.ModelProto:
     return model
 
 
-def quantized_before(model: onnx.ModelProto) -> Finding | None:
-    """A refusal of a graph that is quantized already: doing it again would stack two errors without a word."""
+def refusal(model: onnx.ModelProto) -> Finding | None:
+    """Why a graph is not to be quantized: it is already, and two errors would stack without a word; or its weights are
+    in files beside it, which the quantizers would read into memory as a whole."""
+    if graph.is_large(model):
+        return finding("QNT006", "model", "it has 2 GB or more")
     done = sum(_works_on_integers(node) for node in nodes_of(model.graph))
     if not done:
         return None

@@ -16,7 +16,7 @@ from onnxmill.tasks import graph, proof
 from onnxmill.tasks.findings import Finding, finding
 from onnxmill.tasks.graph import MODEL, nodes_of, with_bodies
 from onnxmill.tasks.proof import Proof
-from onnxmill.tasks.quantize import RecipeSettings, load_for, quantized_before
+from onnxmill.tasks.quantize import RecipeSettings, load_for, refusal
 
 FP16_MAX, FP16_TINY = 65504.0, 2.0**-24
 """float16's largest finite value and its smallest above zero."""
@@ -25,7 +25,7 @@ FP16_MAX, FP16_TINY = 65504.0, 2.0**-24
 def convert(settings: RecipeSettings, model: Path, reference: Path, out: Path) -> Proof:
     """The model in float16; nodes with a constant out of its range, and those excluded, stay in float32 (QNT003)."""
     proto = load_for(settings, model / MODEL)
-    if before := quantized_before(proto):
+    if before := refusal(proto):
         return proof.nothing(before)
     blocked = out_of_range(proto)
     keep = {*settings.exclude, *(name for name, _ in blocked)}

@@ -23,7 +23,7 @@ from onnxmill.tasks.findings import Finding, finding
 from onnxmill.tasks.graph import MODEL, graphs_of, nodes_of
 from onnxmill.tasks.isolate import report_progress
 from onnxmill.tasks.proof import Proof
-from onnxmill.tasks.quantize import RecipeSettings, load_for, quantized_before
+from onnxmill.tasks.quantize import RecipeSettings, load_for, refusal
 
 METHODS = {
     "minmax": CalibrationMethod.MinMax,
@@ -48,7 +48,7 @@ FEW_SAMPLES = 32
 def dynamic(settings: RecipeSettings, model: Path, reference: Path, out: Path) -> Proof:
     """int8 weights; activations are quantized at run time, so no calibration is needed."""
     proto = load_for(settings, model / MODEL)
-    if before := quantized_before(proto) or _half(proto):
+    if before := refusal(proto) or _half(proto):
         return proof.nothing(before)
     prepared, raw = out.parent / "prepared.onnx", out.parent / "dynamic.onnx"
     graph.save(proto, prepared)
@@ -70,7 +70,7 @@ def dynamic(settings: RecipeSettings, model: Path, reference: Path, out: Path) -
 def static(settings: RecipeSettings, model: Path, reference: Path, calibration: Path, out: Path) -> Proof:
     """int8 QDQ with activation ranges from the calibration samples."""
     proto = load_for(settings, model / MODEL)
-    if before := quantized_before(proto) or _half(proto):
+    if before := refusal(proto) or _half(proto):
         return proof.nothing(before)
     in_rows = broadcast_biases(proto)
     prepared, raw = out.parent / "prepared.onnx", out.parent / "static.onnx"
