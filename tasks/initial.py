@@ -110,7 +110,8 @@ def parameters(text: str) -> list[str]:
     forward = getattr(model, "forward", None)
     if forward is None:
         kind = type(model).__name__
-        raise InputError("MODEL", text, f"must return a torch.nn.Module; it returned a {kind}")
+        fix = "init knows modules of torch and .onnx files; docs/sources.md shows the source of other frameworks"
+        raise InputError("MODEL", text, f"must return a torch.nn.Module; it returned a {kind}", fix)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [p.name for p in inspect.signature(forward).parameters.values() if p.kind in kinds and p.default is p.empty]
 
