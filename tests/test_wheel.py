@@ -12,8 +12,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-# The modules that can't be imported without an extra, each with the framework that it is for.
-NEEDS_FRAMEWORK = {"onnxmill.tasks.export.torch": "torch"}
+# The modules onnxmill.tasks.export.<name> and <name>_* can't be imported without an extra, for want of one of these.
+NEEDS_FRAMEWORK = {
+    "torch": {"torch"},
+    "tensorflow": {"keras", "tensorflow", "tf2onnx"},
+    "sklearn": {"sklearn", "skl2onnx"},
+    "jax": {"jax", "jax2onnx"},
+}
 
 IMPORT_ALL = """
 import importlib, json, sys
@@ -110,7 +115,10 @@ def test_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> Non
         if name.endswith(".py")
     )
     missing = json.loads(run(str(binaries / "python"), "-c", IMPORT_ALL, json.dumps(modules)).splitlines()[-1])
-    assert missing.items() <= NEEDS_FRAMEWORK.items()
+    for module, library in missing.items():
+        package, _, name = module.rpartition(".")
+        assert package == "onnxmill.tasks.export", (module, library)
+        assert library in NEEDS_FRAMEWORK.get(name.partition("_")[0], ()), (module, library)
 
     absent = "import importlib.util as u; print([n for n in ('torch', 'tensorflow') if u.find_spec(n)])"
     assert run(str(binaries / "python"), "-c", absent).strip() == "[]"
