@@ -30,7 +30,7 @@ lint: setup .lint/onnxmill
 	$(BIN)/mypy
 	$(BIN)/mypy tests
 
-# TensorFlow has a process of its own: once imported, it keeps a stderr that the tests of the command line replace.
+# TensorFlow has a process of its own: imported beside the tests of the command line, pytest ends with "lost sys.stderr".
 TENSORFLOW := tests/test_export_tensorflow.py
 
 test: lint

@@ -116,6 +116,7 @@ def largest_error(path: Path, expected: Sequence[tuple[dict[str, Array], Mapping
     all inputs: noise that a network barely answers to has hardly a range of its own."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = list(expected[0][1])
+    assert names, "nothing to compare"
     given = [dict(zip(names, session.run(names, inputs), strict=True)) for inputs, _ in expected]
     worst = 0.0
     for name in names:

@@ -361,6 +361,7 @@ def test_no_pin_is_wrong_and_the_proven_ones_are_counted() -> None:
     assert {o for *_, o in light.outcomes} == {"proven"}
     assert all(nodes.share(target) >= 0.95 for target in TARGETS)
     now, published = page(nodes, light), PAGE.read_text(encoding="utf-8")
+    assert len(proven(published)) == 6  # four of single operators, two of graphs: a page without them proves nothing
     assert all(have >= said for have, said in zip(proven(now), proven(published), strict=True)), now
 
 
