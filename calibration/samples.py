@@ -7,11 +7,13 @@ The bytes depend on the samples alone.
 
 import hashlib
 import io
+import itertools
 import json
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +21,7 @@ import numpy.typing as npt
 from onnxmill.tasks.errors import InputError, close_match
 
 Array = npt.NDArray[np.generic]
+Shapes = dict[str, tuple[int, ...]]
 FILE, MANIFEST, LABEL = "samples.npz", "manifest.json", "@label"
 
 
@@ -40,14 +43,13 @@ class Sample:
 
 
 def check(
-    key: str, index: int, inputs: object, expected: Mapping[str, Expected], *, any_batch: bool = False
+    key: str, where: str, inputs: object, expected: Mapping[str, Expected], *, any_batch: bool = False
 ) -> dict[str, Array]:
     """A sample's inputs as contiguous arrays in the order of `expected`. `any_batch` allows any size of a named first
     axis, where a sample has 1.
 
-    Raises `InputError` with the sample's index, the input and the fault: wrong names, dtype or shape, not finite.
+    Raises `InputError` with `where` ("sample 3"), the input and the fault: wrong names, dtype or shape, not finite.
     """
-    where = f"sample {index}"
     if not isinstance(inputs, Mapping):
         raise InputError(key, None, f"{where} must be a mapping {{input: array}}; it is a {type(inputs).__name__}")
     for name in inputs:
@@ -90,11 +92,11 @@ def _fits(shape: tuple[int, ...], want: tuple[int | str, ...], any_batch: bool) 
     return True
 
 
-def check_label(key: str, index: int, label: object) -> Array:
+def check_label(key: str, where: str, label: object) -> Array:
     """A label as an array of numbers, bools or text. Raises `InputError` for None and for Python objects."""
-    array = _as_array(key, f"the label of sample {index}", label)
+    array = _as_array(key, f"the label of {where}", label)
     if array.dtype.kind not in "biufU":
-        raise InputError(key, None, f"sample {index} has a label of type {type(label).__name__}; use numbers or text")
+        raise InputError(key, None, f"{where} has a label of type {type(label).__name__}; use numbers or text")
     return array
 
 
@@ -106,23 +108,25 @@ def write(
     *,
     limit: int | None,
     labelled: bool,
+    named: Callable[[int], str] = "sample {}".format,
     on_sample: Callable[[int], None] = lambda count: None,
 ) -> int:
     """Check and write at most `limit` samples to the folder `out`; how many there were.
 
     `items` yields {input: array}, or ({input: array}, label) when `labelled`. Raises `InputError` for a bad sample and
-    for no sample at all; `key` names the source in it.
+    for no sample at all; `key` names the source in it, `named(i)` the i-th of the items.
     """
     hashes: list[str] = []
     with zipfile.ZipFile(out / FILE, "w", zipfile.ZIP_STORED) as archive:
         for index, item in enumerate(items):
+            where = named(index)
             if labelled:
                 if not isinstance(item, tuple) or len(item) != 2:
-                    raise InputError(key, None, f"sample {index} must be a pair ({{input: array}}, label)")
-                inputs, label = check(key, index, item[0], expected), check_label(key, index, item[1])
+                    raise InputError(key, None, f"{where} must be a pair ({{input: array}}, label)")
+                inputs, label = check(key, where, item[0], expected), check_label(key, where, item[1])
                 append(archive, f"{index:06d}/{LABEL}", label)
             else:
-                inputs = check(key, index, item, expected)
+                inputs = check(key, where, item, expected)
             for name, array in inputs.items():
                 append(archive, f"{index:06d}/{name}", array)
             hashes.append(sha256(inputs))
@@ -163,6 +167,50 @@ def stack(chosen: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     if len(chosen) == 1:
         return dict(chosen[0])
     return {name: np.concatenate([inputs[name] for inputs in chosen]) for name in chosen[0]}
+
+
+def batches(stream: Iterable[dict[str, Array]], size: int) -> Iterator[list[dict[str, Array]]]:
+    """Neighbours of equal shapes, `size` at most, in order: the last of each run of them may be fewer."""
+    group: list[dict[str, Array]] = []
+    for inputs in stream:
+        if group and _shapes_of(inputs) != _shapes_of(group[0]):
+            yield group
+            group = []
+        group.append(inputs)
+        if len(group) == size:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def count_batches(shapes: Iterable[Shapes], size: int) -> int:
+    """How many groups `batches` makes of samples of these shapes."""
+    return sum(-(-sum(1 for _ in run) // size) for _, run in itertools.groupby(shapes))
+
+
+def _shapes_of(inputs: Mapping[str, Array]) -> Shapes:
+    return {name: array.shape for name, array in inputs.items()}
+
+
+def read_shapes(folder: Path) -> Iterator[Shapes]:
+    """The shapes of each sample's inputs of a folder that `write` made; their values are not read."""
+    with zipfile.ZipFile(folder / FILE) as archive:
+        entries = (entry for entry in archive.namelist() if not entry.endswith(f"/{LABEL}.npy"))
+        for _, group in itertools.groupby(entries, key=lambda entry: entry.partition("/")[0]):
+            shapes: Shapes = {}
+            for entry in group:
+                with archive.open(entry) as stream:
+                    shapes[entry.partition("/")[2].removesuffix(".npy")] = header(stream)[0]
+            yield shapes
+
+
+def header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
+    """Shape, whether in Fortran order, and dtype of the .npy array that a stream begins with. Raises `ValueError`."""
+    first = np.lib.format.read_magic(stream) == (1, 0)
+    read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(stream)
+    return shape, fortran, dtype
 
 
 def read_groups(path: Path) -> Iterator[tuple[str, dict[str, Array]]]:

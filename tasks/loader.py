@@ -6,10 +6,11 @@ in a child process whose working folder holds a copy of the sources.
 
 import importlib
 import importlib.util
+import itertools
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,23 +89,31 @@ def call(key: str, text: str) -> Any:
     return value
 
 
-def iterate(key: str, text: str) -> Iterator[Any]:
-    """The items of a data callable. Raises `InputError` with the item's index when it raises half-way."""
-    items = call(key, text)
-    if not hasattr(items, "__iter__"):
+def length(key: str, text: str, items: Any) -> int | None:
+    """How many items a data callable returned, where it is a sequence (a list, a dataset): has a length and indices."""
+    if isinstance(items, Mapping) or not (hasattr(items, "__len__") and hasattr(items, "__getitem__")):
+        return None
+    with user_code(key, text, "taking its length"):
+        return len(items)
+
+
+def iterate(key: str, text: str, items: Any, indices: Sequence[int] | None = None) -> Iterator[Any]:
+    """The items that a data callable returned: all, or those at `indices` of a sequence.
+
+    Raises `InputError` with the item's index when it raises half-way.
+    """
+    if indices is None and not hasattr(items, "__iter__"):
         raise InputError(key, text, f"must yield samples; it returned a {type(items).__name__}")
     report_progress(f"{CALLING}{key} {text}", 0)
     with user_code(key, text, "iterating over it"):
-        iterator = iter(items)
-    index = 0
-    while True:
+        iterator = iter(items) if indices is None else (items[index] for index in indices)
+    for index in itertools.count() if indices is None else indices:
         with user_code(key, text, f"taking sample {index} of it"):
             try:
                 item = next(iterator)
             except StopIteration:
                 return
         yield item
-        index += 1
 
 
 class user_code:

@@ -3,7 +3,7 @@ never lower by more than a limit, with a paired bootstrap interval of the drop."
 
 import json
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -107,7 +107,7 @@ def _write_outputs(predict: Predict, evaluation: Path, out: Path, *, batch: int)
     """Stream the samples through `predict`, at most `batch` of one shape at a time; how many there were."""
     total, count = len(samples.hashes(evaluation)), 0
     with zipfile.ZipFile(out / OUTPUTS, "w", zipfile.ZIP_STORED) as archive:
-        for group in _batches((sample.inputs for sample in samples.read(evaluation)), batch):
+        for group in samples.batches((sample.inputs for sample in samples.read(evaluation)), batch):
             for outputs in predict(group):
                 for name, array in outputs.items():
                     samples.append(archive, f"{count:06d}/{name}", array)
@@ -115,22 +115,6 @@ def _write_outputs(predict: Predict, evaluation: Path, out: Path, *, batch: int)
             if count // PROGRESS_EVERY > (count - len(group)) // PROGRESS_EVERY:
                 report_progress("evaluation", count, total)
     return count
-
-
-def _batches(stream: Iterable[dict[str, Array]], size: int) -> Iterator[list[dict[str, Array]]]:
-    """Neighbours of one shape, `size` at most, in order."""
-
-    def shapes(inputs: dict[str, Array]) -> dict[str, tuple[int, ...]]:
-        return {name: array.shape for name, array in inputs.items()}
-
-    group: list[dict[str, Array]] = []
-    for inputs in stream:
-        if group and (len(group) == size or shapes(inputs) != shapes(group[0])):
-            yield group
-            group = []
-        group.append(inputs)
-    if group:
-        yield group
 
 
 def score(settings: ScoreSettings, metric: Path, outputs: Path, evaluation: Path, out: Path) -> float:

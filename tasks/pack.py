@@ -21,7 +21,8 @@ from onnxmill.tasks.artifact import Artifact, Store
 from onnxmill.tasks.errors import InputError
 from onnxmill.tasks.graph import MODEL
 from onnxmill.tasks.loader import ROOTS_SETTING, allowed_roots, parse_entry, root_of
-from onnxmill.tasks.spec import Spec, expand
+from onnxmill.tasks.pack_data import DataPaths, check_classes, check_names, data_path, name_in_pack, visible
+from onnxmill.tasks.spec import Spec, expand, names_callable
 from onnxmill.tasks.step import installed_version
 
 
@@ -35,7 +36,8 @@ class Part(BaseModel):
 
 
 class Pack(BaseModel):
-    """`names` are the files that the source's own keys declare: as in the spec -> as in the pack."""
+    """`names` are the files that the source's own keys declare: as in the spec -> as in the pack; `paths` are those of
+    `data`; `tables` are the variants' calibration tables by their names in the spec, each the file of an artifact."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -44,6 +46,8 @@ class Pack(BaseModel):
     metric: Part | None
     sidecars: Artifact | None = None
     names: dict[str, str] = {}
+    paths: DataPaths = DataPaths()
+    tables: dict[str, Artifact] = {}
 
 
 FILE_KEYS = ("path", "state_dict", "reference")
@@ -59,15 +63,31 @@ def pack(spec: Spec, folder: Path, store: Store) -> Pack:
     declared = {"source.files": spec.source.files} | {f"source.{key}": (name,) for key, name in own.items()}
     # a model finds its external data from where it lies
     base = expand(spec.source.path, folder).parent if spec.source.path else folder
-    data = {f"data.{k}": v for k in ("calibration", "evaluation") if (v := getattr(spec.data, k))}
+    given = {k: v for k in ("calibration", "evaluation") if (v := getattr(spec.data, k))}
+    data = {f"data.{key}": text for key, text in given.items() if names_callable(text)}
+    paths = {key: data_path(f"data.{key}", text, folder) for key, text in given.items() if not names_callable(text)}
+    check_names(given, paths, folder)
+    samples = {"data.files": spec.data.files} | {f"data.{key}": (given[key],) for key in paths}
+    if spec.data.text:
+        samples["data.text.tokenizer"] = (spec.data.text.tokenizer,)
     return Pack(
         source=_part(source, declared, folder, base, store),
-        data=_part(data, {"data.files": spec.data.files}, folder, folder, store) if data else None,
+        data=_part(data, samples, folder, folder, store) if given else None,
         metric=_part({"metric.fn": spec.metric.fn}, {"metric.files": spec.metric.files}, folder, folder, store)
         if spec.metric
         else None,
         sidecars=_sidecars(spec.sidecars, folder, store),
-        names={name: _name_in_pack(expand(name, folder), base) for name in own.values()},
+        tables={
+            variant.ranges: _part({}, {"variants.ranges": (variant.ranges,)}, folder, folder, store).artifact
+            for variant in spec.variants
+            if variant.ranges
+        },
+        names={name: name_in_pack(expand(name, folder), base) for name in own.values()},
+        paths=DataPaths(
+            calibration=paths.get("calibration"),
+            evaluation=paths.get("evaluation"),
+            tokenizer=name_in_pack(expand(spec.data.text.tokenizer, folder), folder) if spec.data.text else "",
+        ),
     )
 
 
@@ -101,21 +121,21 @@ def _part(
 
 
 def _declared(key: str, name: str, folder: Path, base: Path) -> dict[Path, str]:
-    """The file that an entry names, or the files of a model's folder; each with its name in the pack."""
+    """The file that an entry names, or the files of a model's or of samples' folder; each with its name in the pack."""
     path = expand(name, folder)
-    if path.is_dir() and key == "source.path":
-        files = sorted(file for file in path.rglob("*") if file.is_file())
+    samples = key in ("data.calibration", "data.evaluation")
+    if path.is_dir() and (samples or key == "source.path"):
+        files = visible(path) if samples else sorted(file for file in path.rglob("*") if file.is_file())
         if not files:
             raise InputError(key, name, "is an empty folder", f"looked in {path}")
-        return {file: _name_in_pack(file, base) for file in files}
+        if samples:
+            check_classes(key, name, path, files)
+        top = Path(name_in_pack(path, base))
+        return {file: (top / file.relative_to(path)).as_posix() for file in files}
     if not path.is_file():
         what = "is a folder; name its files" if path.is_dir() else "no such file"
         raise InputError(key, name, what, f"looked for {path}")
-    return {path: _name_in_pack(path, base)}
-
-
-def _name_in_pack(path: Path, base: Path) -> str:
-    return path.relative_to(base).as_posix() if path.is_relative_to(base) else path.name
+    return {path: name_in_pack(path, base)}
 
 
 @dataclass(frozen=True)

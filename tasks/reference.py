@@ -132,7 +132,7 @@ def _given(path: Path, contract: Contract) -> list[tuple[dict[str, Array], list[
     expected = {name: Expected(tensor.dtype, tensor.shape) for name, tensor in contract.inputs.items()}
     result = []
     for index, case in enumerate(found.values()):
-        inputs = samples.check(key, index, case["input"], expected, any_batch=True)
+        inputs = samples.check(key, f"sample {index}", case["input"], expected, any_batch=True)
         if not case["output"]:
             raise InputError(key, path.name, f"case {index} holds no output", fix)
         result.append((inputs, list(case["output"].items())))

@@ -36,6 +36,8 @@ Dtype = Literal[
     "bool",
 ]
 RecipeName = Literal["fp32", "fp16", "int8-dynamic", "int8-static"]
+Method = Literal["minmax", "moving-average", "percentile", "entropy", "mse"]
+"""The methods of calibration/."""
 Dim = int | str
 
 Constant = bool | int | float | str
@@ -147,13 +149,80 @@ class Source(Strict):
         return self
 
 
-class Data(Strict):
-    """Real samples. Callables yield {input: array} with a batch axis of 1; evaluation yields (inputs, label)."""
+DataKind = Literal["npy", "npz", "requests", "images", "text"]
+DATA_SUFFIXES: dict[str, DataKind] = {".npy": "npy", ".npz": "npz", ".csv": "text", ".parquet": "text"}
+"""What a file of samples is, by its name; a folder holds images or requests."""
 
-    calibration: str | None = Field(None, description="file.py:callable yielding {input: array}")
-    evaluation: str | None = Field(None, description="file.py:callable yielding ({input: array}, label)")
-    files: Files = Field((), description="what the callables read")
+
+class Images(Strict):
+    """How an image becomes the input: resized to `size`, then (pixel · scale - mean) / std."""
+
+    size: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None = Field(
+        None, description="[height, width]; by default those of the input's shape"
+    )
+    resize: Literal["crop", "stretch", "pad"] = Field(
+        "crop", description="crop: cover the size, cut what is over on both sides; pad: fit in, fill up with black"
+    )
+    layout: Literal["auto", "nchw", "nhwc"] = Field("auto", description="auto: the axis of channels in the shape says")
+    mode: Literal["rgb", "bgr", "gray"] = Field("rgb", description="channels and their order")
+    scale: float | None = Field(None, gt=0, description="factor of the pixels, 0 to 255; by default 1/255")
+    mean: tuple[float, ...] = Field((), description="taken off after scale: a value for each channel")
+    std: tuple[Annotated[float, Field(gt=0)], ...] = Field((), description="divided by: a value for each channel")
+
+
+class Text(Strict):
+    """How a row of a .csv or .parquet becomes token ids."""
+
+    tokenizer: str = Field(description="a Hugging Face tokenizer.json")
+    column: str = Field("text", description="the column that holds the text")
+    pair: str | None = Field(None, description="the column of a second text")
+    label: str | None = Field(None, description="the column of labels: numbers or texts")
+    max_length: int = Field(128, ge=1, description="tokens at most, special ones included")
+    padding: Literal["max_length", "none"] = Field("max_length", description="none: every sample has its own length")
+    inputs: dict[str, Literal["ids", "attention_mask", "type_ids"]] = Field(
+        {}, description="what each input takes; by default by the names input_ids, attention_mask, token_type_ids"
+    )
+
+
+class Data(Strict):
+    """Real samples: of a callable, or of a path to .npy, .npz, .csv, .parquet, a folder of images or of requests.
+
+    Callables give {input: array} with a batch axis of 1, those of evaluation ({input: array}, label).
+    """
+
+    calibration: str | None = Field(None, description="file.py:callable giving {input: array}, or a path")
+    evaluation: str | None = Field(None, description="file.py:callable giving ({input: array}, label), or a path")
+    files: Files = Field((), description="what the callables read; a path above needs none")
     samples: int = Field(256, ge=1, le=1_000_000, description="how many calibration samples at most")
+    seed: int = Field(
+        0, ge=0, description="which ones: of a path or a sequence, chosen by it; each class has its share"
+    )
+    images: Images | None = Field(None, description="of image folders; by default as its keys' defaults")
+    text: Text | None = Field(None, description="of .csv and .parquet, which need it")
+
+    @model_validator(mode="after")
+    def _applies(self) -> Self:
+        given = {key: text for key in ("calibration", "evaluation") if (text := getattr(self, key))}
+        paths = {key: text for key, text in given.items() if not names_callable(text)}
+        kinds = {key: DATA_SUFFIXES.get(Path(text).suffix.lower()) for key, text in paths.items()}
+        for key, kind in kinds.items():
+            if kind == "text" and not self.text:
+                raise ValueError(f"{key}: '{paths[key]}' needs the key text, with its tokenizer and columns")
+        if self.text and "text" not in kinds.values():
+            raise ValueError("text: applies to a .csv or .parquet alone, and there is none")
+        if self.images and None not in kinds.values():
+            raise ValueError("images: applies to a folder of images alone, and there is none")
+        if kinds.get("evaluation") == "npy":
+            raise ValueError("evaluation: an .npy holds no labels; give an .npz with them under 'label'")
+        if kinds.get("evaluation") == "text" and self.text and self.text.label is None:
+            raise ValueError("text.label: is required, since evaluation needs labels")
+        return self
+
+
+def names_callable(text: str) -> bool:
+    """Whether an entry of `data` is file.py:callable or package.module:callable; else it is a path."""
+    origin, _, attribute = text.rpartition(":")
+    return bool(origin) and attribute.isidentifier()
 
 
 class Metric(Strict):
@@ -179,16 +248,23 @@ class Variant(Strict):
 
     recipe: RecipeName
     name: str = Field("", pattern=r"^$|" + NAME, description="by default the recipe's name")
-    method: Literal["minmax", "entropy", "percentile"] = Field("minmax", description="calibration method (int8-static)")
+    method: Method = Field("minmax", description="how activation ranges are found (int8-static)")
+    percentile: float = Field(99.999, gt=50, le=100, description="share of values that method percentile keeps, in %")
+    ranges: str | None = Field(None, description="a calibration table instead of samples: ONNX Runtime's, TensorRT's")
     per_channel: bool = Field(True, description="a weight scale for each output channel (int8)")
     exclude: tuple[str, ...] = Field((), description="names of nodes to keep in float")
     gate: Gate = Gate()
 
     @model_validator(mode="after")
     def _applies(self) -> Self:
-        for key, recipes in (("method", ("int8-static",)), ("per_channel", ("int8-static", "int8-dynamic"))):
+        static: tuple[RecipeName, ...] = ("int8-static",)
+        for key, recipes in (("method", static), ("ranges", static), ("per_channel", (*static, "int8-dynamic"))):
             if getattr(self, key) != type(self).model_fields[key].default and self.recipe not in recipes:
                 raise ValueError(f"{key}: is no setting of {self.recipe}; only of {', '.join(recipes)}")
+        if self.percentile != type(self).model_fields["percentile"].default and self.method != "percentile":
+            raise ValueError(f"percentile: is no setting of method {self.method}; give `method: percentile` too")
+        if self.ranges and self.method != type(self).model_fields["method"].default:
+            raise ValueError(f"method: {self.method} finds no range where `ranges` gives them; take one of the two out")
         return self
 
     @property
@@ -276,7 +352,7 @@ class Spec(Strict):
                 f"{close_match(self.promote.target, self.targets)}"
             )
         for variant in self.variants:
-            if variant.recipe == "int8-static" and not self.data.calibration:
+            if variant.recipe == "int8-static" and not (self.data.calibration or variant.ranges):
                 raise ValueError(f"variants: '{variant.label}' needs calibration samples; give `data.calibration`")
         if self.metric and not self.data.evaluation:
             raise ValueError("metric: needs labelled samples; give `data.evaluation`")
@@ -399,7 +475,7 @@ def _keys_at(location: tuple[int | str, ...]) -> list[str]:
     model: type[BaseModel] = Spec
     parts: dict[str, type[BaseModel]] = {
         "source": Source, "data": Data, "metric": Metric, "promote": Promote, "variants": Variant,
-        "gate": Gate, "inputs": Tensor, "outputs": Tensor,
+        "gate": Gate, "inputs": Tensor, "outputs": Tensor, "images": Images, "text": Text,
     }  # fmt: skip
     for part in location:
         model = parts.get(str(part), model)

@@ -51,7 +51,8 @@ def calls_then_hangs(settings: Settings, source: Path, out: Path) -> None:
 
 
 def takes_two_samples_then_hangs(settings: Settings, source: Path, out: Path) -> None:
-    items = loader.iterate("data.calibration", "model.py:samples")
+    key, text = "data.calibration", "model.py:samples"
+    items = loader.iterate(key, text, loader.call(key, text))
     next(items)
     report_progress(f"{CALLING}data.calibration model.py:samples", 1, 2)
     next(items)

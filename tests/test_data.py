@@ -11,10 +11,11 @@ import pytest
 from onnxmill.calibration import samples
 from onnxmill.tasks import data
 from onnxmill.tasks.artifact import Store
-from onnxmill.tasks.data import calibration_settings, check_apart, collect, evaluation_settings
+from onnxmill.tasks.data import SampleSettings, calibration_settings, check_apart, collect, evaluation_settings
 from onnxmill.tasks.errors import InputError
 from onnxmill.tasks.loader import ROOTS_SETTING
 from onnxmill.tasks.pack import pack
+from onnxmill.tasks.pack_data import DataPaths
 from onnxmill.tasks.spec import Spec, parse
 from onnxmill.tasks.step import execute
 
@@ -59,10 +60,15 @@ def clean_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     del sys.modules["data"]
 
 
+def calibrating(spec: Spec) -> SampleSettings:
+    settings = calibration_settings(spec.data, spec.contract, DataPaths())
+    assert settings
+    return settings
+
+
 @pytest.mark.usefixtures("clean_imports")
 def test_calibration_samples_up_to_the_limit(spec: Spec, tmp_path: Path) -> None:
-    settings = calibration_settings("data.py:calibration", spec.contract, spec.data.samples)
-    assert collect(settings, tmp_path, tmp_path / "out") == 4
+    assert collect(calibrating(spec), tmp_path, tmp_path / "out") == 4
     kept = list(samples.read(tmp_path / "out"))
     assert [sample.inputs["x"].tolist()[0][0] for sample in kept] == [0, 3, 6, 9]
     assert {sample.label for sample in kept} == {None}
@@ -70,8 +76,44 @@ def test_calibration_samples_up_to_the_limit(spec: Spec, tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("clean_imports")
 def test_all_evaluation_samples_with_their_labels(spec: Spec, tmp_path: Path) -> None:
-    assert collect(evaluation_settings("data.py:evaluation", spec.contract), tmp_path, tmp_path / "out") == 4
+    settings = evaluation_settings(spec.data, spec.contract, DataPaths())
+    assert settings
+    assert collect(settings, tmp_path, tmp_path / "out") == 4
     assert [int(sample.label) for sample in samples.read(tmp_path / "out") if sample.label is not None] == [0, 1, 2, 3]
+
+
+DATASET = """
+import numpy as np
+class Dataset:
+    def __init__(self, size): self.size = size
+    def __len__(self): return self.size
+    def __getitem__(self, index):
+        return {"x": np.full((1, 3), 1 / (index - BAD), np.float32)}
+def calibration(): return Dataset(40)
+"""
+
+
+@pytest.mark.usefixtures("clean_imports")
+def test_of_a_sequence_the_seed_chooses(spec: Spec, tmp_path: Path) -> None:
+    (tmp_path / "data.py").write_text(DATASET.replace("BAD", "0.5"))
+    settings = calibrating(spec)
+    taken = []
+    for seed in (0, 0, 1):
+        assert collect(settings.model_copy(update={"seed": seed}), tmp_path, tmp_path / "out") == 4
+        taken.append([0.5 + 1 / float(s.inputs["x"][0, 0]) for s in samples.read(tmp_path / "out")])
+        del sys.modules["data"]
+    assert taken[0] == taken[1] != taken[2]
+    assert all(each == sorted(each) for each in taken)
+    assert max(max(each) for each in taken) > 4  # not the first ones
+    assert collect(settings, tmp_path, tmp_path / "out") == 4  # for the fixture, which forgets the module
+
+
+@pytest.mark.usefixtures("clean_imports")
+def test_a_bad_item_of_a_sequence_has_its_index_there(spec: Spec, tmp_path: Path) -> None:
+    (tmp_path / "data.py").write_text(DATASET.replace("BAD", "37"))
+    settings = calibrating(spec).model_copy(update={"limit": 40})
+    with pytest.raises(InputError, match=r"taking sample 37 of it raised ZeroDivisionError at data\.py:7"):
+        collect(settings, tmp_path, tmp_path / "out")
 
 
 @pytest.mark.usefixtures("clean_imports")
@@ -87,7 +129,7 @@ def test_all_evaluation_samples_with_their_labels(spec: Spec, tmp_path: Path) ->
 def test_a_bad_callable_is_the_keys_fault(spec: Spec, tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "data.py").write_text(text)
     with pytest.raises(InputError) as caught:
-        collect(calibration_settings("data.py:calibration", spec.contract, 4), tmp_path, tmp_path / "out")
+        collect(calibrating(spec), tmp_path, tmp_path / "out")
     assert caught.value.key == "data.calibration"
     assert words in str(caught.value)
 
@@ -96,7 +138,7 @@ def test_the_step_takes_samples_from_the_packed_files_alone(spec: Spec, tmp_path
     store = Store(tmp_path / "home" / "store")
     part = pack(spec, tmp_path, store).data
     assert part is not None
-    settings = calibration_settings("data.py:calibration", spec.contract, 4)
+    settings = calibrating(spec)
     first = execute(data.CALIBRATION, store, settings, {"data": part.artifact}, tools=part.tools)
     assert first.record.value == 4
     assert first.record.artifact is not None

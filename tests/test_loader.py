@@ -2,8 +2,9 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from onnxmill.tasks.errors import InputError, StepError
 from onnxmill.tasks.loader import Entry, allowed_roots, call, iterate, load_callable, parse_entry, root_of
 
 LOADER, DATA = "source.loader", "data.calibration"
+SAMPLES = "data.py:samples"
 
 Sources = Callable[[Mapping[str, str]], None]
 
@@ -229,15 +231,20 @@ def test_an_error_of_ours_stays_as_it_is() -> None:
 # --- data callables --------------------------------------------------------------------------------------------------
 
 
+def items_of(indices: Sequence[int] | None = None) -> Iterator[Any]:
+    """The items of data.py:samples."""
+    return iterate(DATA, SAMPLES, call(DATA, SAMPLES), indices)
+
+
 @pytest.mark.parametrize("body", ["yield from (1, 2, 3)", "return [1, 2, 3]", "return iter((1, 2, 3))"])
 def test_items_of_a_generator_a_list_and_an_iterator(sources: Sources, body: str) -> None:
     sources({"data.py": f"def samples():\n    {body}"})
-    assert list(iterate(DATA, "data.py:samples")) == [1, 2, 3]
+    assert list(items_of()) == [1, 2, 3]
 
 
 def test_items_come_one_at_a_time(sources: Sources) -> None:
     sources({"data.py": "taken = []\ndef samples():\n    for i in range(5):\n        taken.append(i)\n        yield i"})
-    items = iterate(DATA, "data.py:samples")
+    items = items_of()
     assert [next(items), next(items)] == [0, 1]
     assert sys.modules["data"].taken == [0, 1]
 
@@ -246,7 +253,7 @@ def test_closing_early_lets_the_callable_clean_up(sources: Sources) -> None:
     sources(
         {"data.py": "log = []\ndef samples():\n    try:\n        yield 1\n    finally:\n        log.append('closed')"}
     )
-    items = iterate(DATA, "data.py:samples")
+    items = items_of()
     next(items)
     items.close()  # type: ignore[attr-defined]  # it is a generator
     del items
@@ -255,7 +262,7 @@ def test_closing_early_lets_the_callable_clean_up(sources: Sources) -> None:
 
 def test_raising_half_way_names_the_sample_and_the_line(sources: Sources) -> None:
     sources({"data.py": "def samples():\n    for i in range(5):\n        yield 1 / (2 - i)"})
-    items = iterate(DATA, "data.py:samples")
+    items = items_of()
     assert [next(items), next(items)] == [0.5, 1.0]
     with pytest.raises(InputError) as caught:
         next(items)
@@ -263,6 +270,38 @@ def test_raising_half_way_names_the_sample_and_the_line(sources: Sources) -> Non
         "data.calibration: 'data.py:samples': "
         "taking sample 2 of it raised ZeroDivisionError at data.py:3: division by zero"
     )
+
+
+DATASET = """
+class Dataset:
+    def __len__(self):
+        return 9
+    def __getitem__(self, index):
+        return 10 / (5 - index)
+def samples():
+    return Dataset()
+"""
+
+
+def test_items_of_a_dataset_by_their_indices(sources: Sources) -> None:
+    sources({"data.py": DATASET})
+    assert list(items_of([0, 3, 4])) == [2, 5, 10]
+    with pytest.raises(InputError, match=r"taking sample 5 of it raised ZeroDivisionError at data\.py:6"):
+        list(items_of([4, 5]))
+
+
+@pytest.mark.parametrize(
+    ("body", "length"), [("return [1, 2]", 2), ("yield 1", None), ("return {'x': 1}", None), ("return iter([1])", None)]
+)
+def test_what_is_a_sequence_has_a_length(sources: Sources, body: str, length: int | None) -> None:
+    sources({"data.py": f"def samples():\n    {body}"})
+    assert loader.length(DATA, SAMPLES, call(DATA, SAMPLES)) == length
+
+
+def test_a_length_that_raises(sources: Sources) -> None:
+    sources({"data.py": DATASET.replace("return 9", "return open('x')")})
+    with pytest.raises(InputError, match=r"taking its length raised FileNotFoundError at data\.py:4"):
+        loader.length(DATA, SAMPLES, call(DATA, SAMPLES))
 
 
 @pytest.mark.parametrize(
@@ -278,5 +317,5 @@ def test_a_data_callable_that_yields_nothing_to_iterate_over(sources: Sources, b
     odd = "class Odd:\n    def __iter__(self):\n        raise LookupError('odd')"
     sources({"data.py": f"def samples():\n    {body}\n{odd}"})
     with pytest.raises(InputError) as caught:
-        list(iterate(DATA, "data.py:samples"))
+        list(items_of())
     assert str(caught.value) == f"data.calibration: 'data.py:samples': {words}"

@@ -12,6 +12,7 @@ from onnxmill.tasks.artifact import Store
 from onnxmill.tasks.errors import InputError
 from onnxmill.tasks.loader import ROOTS_SETTING
 from onnxmill.tasks.pack import Pack, pack
+from onnxmill.tasks.pack_data import DataPath, DataPaths
 from onnxmill.tasks.spec import Spec, parse
 from onnxmill.tasks.step import installed_version
 
@@ -443,3 +444,108 @@ def test_files_that_a_key_names_have_their_names_in_the_pack(folder: Path, store
     packed = pack(spec(source=source), folder, store)
     assert packed.names == {"../models/net.onnx": "net.onnx", "golden/outputs.npz": "outputs.npz"}
     assert sorted(packed.source.artifact.files) == ["net.onnx", "outputs.npz"]
+
+
+# --- samples by paths ------------------------------------------------------------------------------------------------
+
+TEXT = {"tokenizer": "words/tokenizer.json", "label": "class"}
+
+
+def data_of(folder: Path, store: Store, **data: object) -> tuple[set[str], DataPaths]:
+    """The files of the part `data`, and the paths in it."""
+    packed = pack(spec(data=data), folder, store)
+    assert packed.data
+    assert packed.data.tools == {}
+    return set(packed.data.artifact.files), packed.paths
+
+
+def test_a_path_is_packed_without_being_declared(folder: Path, store: Store) -> None:
+    write(folder, {"sub/a.csv": "", "words/tokenizer.json": "{}"})
+    write(folder.parent, {"b.parquet": ""})
+    files, paths = data_of(folder, store, calibration="sub/a.csv", evaluation="../b.parquet", text=TEXT)
+    assert files == {"sub/a.csv", "b.parquet", "words/tokenizer.json"}
+    assert paths == DataPaths(
+        calibration=DataPath(name="sub/a.csv", kind="text"),
+        evaluation=DataPath(name="b.parquet", kind="text"),
+        tokenizer="words/tokenizer.json",
+    )
+
+
+def test_a_folder_is_packed_whole_but_for_hidden_files(folder: Path, store: Store) -> None:
+    write(folder, {"photos/cats/1.jpg": "1", "photos/dogs/1.jpg": "2", "photos/.DS_Store": "", "photos/.git/x": ""})
+    write(folder.parent, {"recorded/day/a.npz": "", "recorded/readme.txt": ""})
+    files, paths = data_of(folder, store, calibration="photos", evaluation="../recorded")
+    assert files == {"photos/cats/1.jpg", "photos/dogs/1.jpg", "recorded/day/a.npz", "recorded/readme.txt"}
+    assert (paths.calibration, paths.evaluation) == (
+        DataPath(name="photos", kind="images"),
+        DataPath(name="recorded", kind="requests"),
+    )
+
+
+def test_links_to_folders_are_followed_but_not_in_a_circle(folder: Path, store: Store) -> None:
+    write(folder.parent, {"cats/1.jpg": "1"})
+    (folder / "photos").mkdir()
+    (folder / "photos" / "cats").symlink_to(folder.parent / "cats")
+    (folder.parent / "cats" / "again").symlink_to(folder.parent / "cats")
+    assert data_of(folder, store, calibration="photos")[0] == {"photos/cats/1.jpg"}
+
+
+def test_a_callable_and_a_path_may_stand_beside_each_other(folder: Path, store: Store) -> None:
+    packed = pack(spec(data={"calibration": "samples.npz", "evaluation": "data.py:evaluation"}), folder, store)
+    assert packed.data
+    assert set(packed.data.artifact.files) == {"samples.npz", "data.py"}
+    assert packed.paths == DataPaths(calibration=DataPath(name="samples.npz", kind="npz"))
+
+
+def test_a_changed_image_changes_the_part_alone(folder: Path, store: Store) -> None:
+    write(folder, {"photos/1.jpg": "1"})
+    what = spec(data={"calibration": "photos"})
+    before = pack(what, folder, store)
+    write(folder, {"photos/1.jpg": "2"})
+    after = pack(what, folder, store)
+    assert before.data != after.data
+    assert (before.source, before.paths) == (after.source, after.paths)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"calibration": "s.npz"}, "data.calibration: 's.npz': no such file. looked for {folder}/s.npz"),
+        (
+            {"calibration": "photoz"},
+            "data.calibration: 'photoz': must be file.py:callable, or a path to .npy, .npz, .csv",
+        ),
+        ({"calibration": "data.py"}, "data.calibration: 'data.py': must be file.py:callable, or a path to"),
+        ({"evaluation": "README.md"}, "data.evaluation: 'README.md': must be file.py:callable, or a path to"),
+        ({"evaluation": "empty"}, "data.evaluation: 'empty': is an empty folder. looked in {folder}/empty"),
+        ({"calibration": "hidden"}, "data.calibration: 'hidden': is an empty folder"),
+        ({"calibration": "classes"}, "data.calibration: 'classes': has an empty folder 'dogs'. take it out"),
+        ({"calibration": "t.csv", "text": TEXT}, "data.text.tokenizer: 'words/tokenizer.json': no such file"),
+        (
+            {"calibration": "cats", "evaluation": "../cats"},
+            "data.calibration: 'cats': has the name of another path, '../cats'",
+        ),
+        ({"calibration": "../cats", "evaluation": "cats/a"}, "has the name of another path, '../cats'"),
+    ],
+)
+def test_a_path_of_samples_that_is_none(folder: Path, store: Store, data: dict[str, object], words: str) -> None:
+    write(folder, {"hidden/.x": "", "classes/cats/1.jpg": "", "t.csv": "", "cats/a/1.jpg": ""})
+    write(folder.parent, {"cats/2.jpg": ""})
+    (folder / "empty").mkdir()
+    (folder / "classes" / "dogs").mkdir()
+    with pytest.raises(InputError) as caught:
+        pack(spec(data=data), folder, store)
+    assert words.format(folder=folder) in str(caught.value)
+
+
+def test_a_variants_table_of_ranges_is_an_artifact_of_its_own(folder: Path, store: Store) -> None:
+    write(folder, {"tables/a.json": "a", "b.cache": "b"})
+    variants = [{"recipe": "int8-static", "name": name, "ranges": name} for name in ("b.cache",)]
+    variants += [{"recipe": "int8-static", "name": "a", "ranges": "tables/a.json"}]
+    packed = pack(spec(variants=variants), folder, store)
+    assert {name: list(table.files) for name, table in packed.tables.items()} == {
+        "b.cache": ["b.cache"],
+        "tables/a.json": ["tables/a.json"],
+    }
+    with pytest.raises(InputError, match=r"variants\.ranges: 'none\.json': no such file"):
+        pack(spec(variants=[{"recipe": "int8-static", "ranges": "none.json"}]), folder, store)

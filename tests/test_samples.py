@@ -1,5 +1,6 @@
 """Samples on disk: checked one by one, the same bytes for the same samples, memory that does not grow."""
 
+import itertools
 import json
 import tracemalloc
 import zipfile
@@ -13,7 +14,19 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from onnxmill.calibration import samples
-from onnxmill.calibration.samples import Array, Expected, Sample, check, check_label, read, sha256, write
+from onnxmill.calibration.samples import (
+    Array,
+    Expected,
+    Sample,
+    batches,
+    check,
+    check_label,
+    count_batches,
+    read,
+    read_shapes,
+    sha256,
+    write,
+)
 from onnxmill.tasks.errors import InputError
 
 KEY = "data.calibration"
@@ -228,6 +241,23 @@ def test_a_bad_sample_is_named_by_its_index(tmp_path: Path, name: str, index: in
         assert word in str(caught.value)
 
 
+def test_a_bad_sample_is_named_as_the_caller_says(tmp_path: Path) -> None:
+    items = [{"image": image()}, {"image": image(np.nan)}]
+    with pytest.raises(InputError) as caught:
+        write(
+            KEY,
+            items,
+            IMAGE,
+            tmp_path,
+            limit=None,
+            labelled=False,
+            named=lambda i: f"sample {7 * i} (cats/{7 * i}.jpg)",
+        )
+    assert str(caught.value) == (
+        "data.calibration: sample 7 (cats/7.jpg), input 'image' holds 6 values that are not finite"
+    )
+
+
 def test_an_empty_axis_is_no_size_of_a_dim(tmp_path: Path) -> None:
     item = {"ids": np.zeros((1, 0), np.int64), "mask": np.zeros((1, 0), bool)}
     with pytest.raises(InputError, match=r"shape \[1, 0\]"):
@@ -243,7 +273,7 @@ def test_a_labelled_sample_is_a_pair(tmp_path: Path, item: object) -> None:
 @pytest.mark.parametrize("label", [None, object(), {"a": 1}, [1, None], [[1], [1, 2]], b"cat", 1j])
 def test_a_label_that_cannot_be_kept(label: object) -> None:
     with pytest.raises(InputError, match="sample 4") as caught:
-        check_label(KEY, 4, label)
+        check_label(KEY, "sample 4", label)
     assert type(label).__name__ in str(caught.value)
 
 
@@ -256,9 +286,31 @@ def test_no_sample_at_all(tmp_path: Path, labelled: bool) -> None:
 
 def test_check_does_not_change_the_users_array() -> None:
     given_array = np.asfortranarray(image(2))
-    checked = check(KEY, 0, {"image": given_array}, IMAGE)
+    checked = check(KEY, "sample 0", {"image": given_array}, IMAGE)
     assert checked["image"].flags["C_CONTIGUOUS"]
     assert given_array.flags["F_CONTIGUOUS"]
+
+
+# --- batches ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 3), max_size=12), st.integers(1, 5))
+def test_batches_keep_the_order_and_never_mix_shapes(lengths: list[int], size: int) -> None:
+    stream = [{"x": np.full((1, length), index)} for index, length in enumerate(lengths)]
+    groups = list(batches(iter(stream), size))
+    assert [int(inputs["x"][0, 0]) for group in groups for inputs in group] == list(range(len(lengths)))
+    for group in groups:
+        assert 1 <= len(group) <= size
+        assert len({inputs["x"].shape for inputs in group}) == 1
+    for group, after in itertools.pairwise(groups):  # none is cut short without need
+        assert len(group) == size or group[0]["x"].shape != after[0]["x"].shape
+    assert count_batches(({"x": (1, length)} for length in lengths), size) == len(groups)
+
+
+def test_shapes_are_those_of_the_inputs_alone(tmp_path: Path) -> None:
+    items = [({"ids": np.zeros((1, n), np.int64), "mask": np.ones((1, n), bool)}, n) for n in (3, 7)]
+    written(tmp_path, items, TEXT, labelled=True)
+    assert list(read_shapes(tmp_path)) == [{"ids": (1, 3), "mask": (1, 3)}, {"ids": (1, 7), "mask": (1, 7)}]
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

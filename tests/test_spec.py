@@ -1,13 +1,14 @@
 """The spec: every bad key or value is one `InputError`; what is sound survives dump, YAML and parse."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onnxmill.calibration.methods import METHODS
 from onnxmill.tasks import spec as specs
 from onnxmill.tasks.errors import InputError
 from onnxmill.tasks.spec import (
@@ -16,6 +17,8 @@ from onnxmill.tasks.spec import (
     Contract,
     Data,
     Gate,
+    Images,
+    Method,
     Metric,
     Promote,
     Source,
@@ -34,6 +37,7 @@ SOUND: dict[str, Any] = {
     "inputs": {"x": {"shape": ["batch", 3]}},
 }
 DATA = {"calibration": "data.py:calibration", "evaluation": "data.py:evaluation"}
+WORDLIST = {"tokenizer": "tokenizer.json"}
 
 
 def parsed(**changes: object) -> Spec:
@@ -75,6 +79,30 @@ def test_a_variant_is_a_word_or_a_mapping() -> None:
     )
     assert [v.label for v in spec.variants] == ["int8-static", "int8-entropy"]
     assert spec.variants[1].gate == Gate(min_sqnr_db=20.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "called"),
+    [
+        ("data.py:calibration", True),
+        ("package.module:calibration", True),
+        ("data.npz", False),
+        ("photos", False),
+        ("../a:b/photos.v2", False),
+        ("data.py:", False),
+        (":calibration", False),
+    ],
+)
+def test_a_callable_is_told_from_a_path(text: str, called: bool) -> None:
+    assert specs.names_callable(text) == called
+
+
+def test_a_path_may_stand_for_a_callable() -> None:
+    spec = parsed(
+        data={"calibration": "photos", "evaluation": "b.csv", "images": {}, "text": WORDLIST | {"label": "y"}}
+    )
+    assert spec.data.images == Images()
+    assert [v.label for v in spec.variants] == ["fp32", "int8-static"]
 
 
 def test_one_file_may_stand_without_a_list() -> None:
@@ -196,6 +224,45 @@ BAD: dict[str, tuple[dict[str, object], str, list[str]]] = {
         "variants.0.gate.min_cosine",
         ["1.1", "less than or equal to 1"],
     ),
+    "unknown images key": ({"data": {"images": {"siz": 3}}}, "data.images.siz", ["did you mean 'size'?"]),
+    "unknown text key": ({"data": {"text": {"colum": "a"}}}, "data.text.colum", ["did you mean 'column'?"]),
+    "image of one side": (
+        {"data": {"calibration": "p", "images": {"size": [8]}}},
+        "data.images.size.1",
+        ["is required"],
+    ),
+    "image of size 0": ({"data": {"calibration": "p", "images": {"size": [8, 0]}}}, "data.images.size.1", ["0", "1"]),
+    "resize": ({"data": {"images": {"resize": "squash"}}}, "data.images.resize", ["crop, pad, stretch"]),
+    "mode": ({"data": {"images": {"mode": "rbg"}}}, "data.images.mode", ["did you mean 'rgb'?"]),
+    "std of 0": ({"data": {"images": {"std": [0.5, 0, 0.5]}}}, "data.images.std.1", ["0", "greater than 0"]),
+    "mean NaN": ({"data": {"images": {"mean": [float("nan")]}}}, "data.images.mean.0", ["nan", "finite"]),
+    "images of an npz": ({"data": {"calibration": "a.npz", "images": {}}}, "data", ["images: applies to a folder"]),
+    "images of a callable": ({"data": DATA | {"images": {}}}, "data", ["images: applies to a folder of images alone"]),
+    "text without a tokenizer": (
+        {"data": {"calibration": "a.csv", "text": {}}},
+        "data.text.tokenizer",
+        ["is required"],
+    ),
+    "csv without text": ({"data": {"calibration": "a.CSV"}}, "data", ["calibration: 'a.CSV' needs the key text"]),
+    "text of a folder": (
+        {"data": {"calibration": "a", "text": WORDLIST}},
+        "data",
+        ["text: applies to a .csv or .parquet"],
+    ),
+    "text of no length": (
+        {"data": {"text": WORDLIST | {"max_length": 0}}},
+        "data.text.max_length",
+        ["0", "equal to 1"],
+    ),
+    "padding": ({"data": {"text": WORDLIST | {"padding": "longest"}}}, "data.text.padding", ["max_length, none"]),
+    "part of a text": ({"data": {"text": WORDLIST | {"inputs": {"x": "idz"}}}}, "data.text.inputs.x", ["mean 'ids'?"]),
+    "evaluation csv without labels": (
+        {"data": {"evaluation": "a.parquet", "text": WORDLIST}},
+        "data",
+        ["text.label: is required"],
+    ),
+    "evaluation npy": ({"data": {"evaluation": "a.npy"}}, "data", ["evaluation: an .npy holds no labels", ".npz"]),
+    "seed below 0": ({"data": {"seed": -1}}, "data.seed", ["-1", "greater than or equal to 0"]),
     "no samples": ({"data": {"samples": 0}}, "data.samples", ["0", "greater than or equal to 1"]),
     "dims of an unknown dim": ({"dims": {"bacth": [1, 2]}}, "dims", ["'bacth'", "did you mean 'batch'?"]),
     "one size": ({"dims": {"batch": [4]}}, "dims.batch", ["[4]", "two or more different sizes"]),
@@ -448,6 +515,9 @@ def test_without_a_setting_home_is_in_the_users_data(tmp_path: Path, monkeypatch
         ({"recipe": "fp16", "method": "entropy"}, "method: is no setting of fp16"),
         ({"recipe": "int8-dynamic", "method": "entropy"}, "method: is no setting of int8-dynamic"),
         ({"recipe": "fp32", "per_channel": False}, "per_channel: is no setting of fp32"),
+        ({"recipe": "int8-dynamic", "ranges": "t.json"}, "ranges: is no setting of int8-dynamic"),
+        ({"recipe": "int8-static", "percentile": 99.9}, "percentile: is no setting of method minmax"),
+        ({"recipe": "int8-static", "ranges": "t.json", "method": "mse"}, "method: mse finds no range where `ranges`"),
     ],
 )
 def test_a_setting_that_the_recipe_does_not_have_is_refused(variant: dict[str, object], words: str) -> None:
@@ -462,3 +532,12 @@ def test_a_setting_that_the_recipe_does_not_have_is_refused(variant: dict[str, o
     )
     with pytest.raises(InputError, match=words):
         parse(text)
+
+
+def test_the_methods_are_those_of_calibration() -> None:
+    assert get_args(Method) == METHODS
+
+
+def test_a_table_of_ranges_stands_for_calibration_samples() -> None:
+    (variant,) = parsed(variants=[{"recipe": "int8-static", "ranges": "t.json"}]).variants
+    assert variant.ranges == "t.json"
