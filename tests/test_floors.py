@@ -17,6 +17,7 @@ GROUND = {f"onnxmill.tasks.{name}" for name in ("errors", "findings", "runtimes"
 ROOMS = {  # a module, with those whose names it begins: torch, torch_call
     "prefect": ["onnxmill.flows"],
     "mlflow": ["onnxmill.tasks.track", "onnxmill.tasks.registry"],
+    "numba": ["onnxmill.calibration"],
     **{
         library: [f"onnxmill.tasks.{folder}.{framework}" for folder in ("export", "targets")]
         for library, framework in {
