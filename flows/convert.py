@@ -1,6 +1,5 @@
 """convert: one spec, the whole data path, top to bottom."""
 
-import os
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,8 +15,10 @@ from onnxmill.tasks import conversion, publish, summary
 from onnxmill.tasks.conversion import Done, Job
 from onnxmill.tasks.errors import InputError, OnnxmillError, StepError
 from onnxmill.tasks.isolate import ending_children
+from onnxmill.tasks.output import output_folder
+from onnxmill.tasks.report import StepRow
 from onnxmill.tasks.report_rows import markdown_table
-from onnxmill.tasks.spec import home, load
+from onnxmill.tasks.spec import load
 from onnxmill.tasks.summary import Made
 
 RUNNER: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=2)
@@ -33,18 +34,6 @@ def run_name() -> str:
         return f"convert {load(Path(runtime.flow_run.parameters['spec'])).name}"
     except InputError:
         return "convert"  # the flow itself says what is wrong with the spec
-
-
-def output_folder(spec: str, out: str) -> Path:
-    """Where the report and the models go, made if it is not there; by default a folder under ONNXMILL_HOME."""
-    folder = Path(out) if out else home() / "reports" / load(Path(spec)).name
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError("--out", str(folder), f"cannot be a folder: {error.strerror}") from error
-    if not os.access(folder, os.W_OK):
-        raise InputError("--out", str(folder), "must be writable")
-    return folder
 
 
 @flow(name="convert", flow_run_name=run_name, task_runner=RUNNER)  # type: ignore[arg-type]  # TaskRunner is invariant
@@ -73,18 +62,26 @@ def convert(spec: str, out: str = "", fresh: bool = False) -> State[Any]:
         graphs.append(_value(steps.simplify.submit(job, graphs[-1], reference)))
     graph, faults = graphs[-1], conversion.graph_faults(graphs[-1])
 
+    calibrated: Any = None
     if faults:
         made = [Made(variant=variant, faults=faults) for variant in job.spec.variants]
     else:
-        models: list[Any] = [steps.quantize.submit(job, v, graph, reference, samples) for v in job.spec.variants]
+        if any(v.recipe == "int8-static" for v in job.spec.variants):
+            calibrated = steps.calibrate.submit(job, graph, reference, samples)
+        ranges = {v.label: calibrated if v.recipe == "int8-static" else None for v in job.spec.variants}
+        models: list[Any] = [
+            steps.quantize.submit(job, v, graph, reference, ranges[v.label]) for v in job.spec.variants
+        ]
         verdicts = [
             steps.assess.submit(job, variant, model, samples, scores)
             for variant, model in zip(job.spec.variants, models, strict=True)
         ]
         _value(scores)  # what breaks for all variants is not a fault of each
-        made = [_made(job, *row) for row in zip(job.spec.variants, models, verdicts, strict=True)]
+        made = [
+            _made(job, v, ranges[v.label], *row) for v, *row in zip(job.spec.variants, models, verdicts, strict=True)
+        ]
         made = [_measured(job, one, graph, reference) for one in made]
-    shared = [*samples.rows, *reference.rows, *_value(scores).rows, *(g.row for g in graphs)]
+    shared = [*samples.rows, *reference.rows, *_value(scores).rows, *(g.row for g in graphs), *_rows(calibrated)]
     report = summary.build(job, spec, shared, samples, made)
 
     try:
@@ -108,10 +105,21 @@ def _value(future: PrefectFuture[T]) -> T:
     return future.result()
 
 
-def _made(job: Job, variant: Any, model: Any, verdict: Any) -> Made:
-    """One variant's model and verdict; a broken tool fails this variant alone."""
+def _rows(calibrated: Any) -> tuple[StepRow, ...]:
+    """The rows of a calibration, where there was one that did not break: that is told by each variant of it."""
+    try:
+        rows: tuple[StepRow, ...] = _value(calibrated).rows if calibrated else ()
+    except StepError:
+        return ()
+    return rows
+
+
+def _made(job: Job, variant: Any, ranges: Any, model: Any, verdict: Any) -> Made:
+    """One variant's model and verdict; a broken tool fails this variant alone, or those of one calibration."""
     done = None
     try:
+        if ranges:
+            _value(ranges)
         done = _value(model)
         published = conversion.with_sidecars(job, done.artifact) if done.artifact else None
         return Made(variant=variant, model=done, published=published, assessment=_value(verdict))

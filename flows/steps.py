@@ -16,7 +16,7 @@ from prefect.states import Completed
 
 from onnxmill.tasks import conversion, publish
 from onnxmill.tasks.errors import ServiceError
-from onnxmill.tasks.progress import in_words
+from onnxmill.tasks.progress import ended, in_words
 from onnxmill.tasks.report import StepRow
 
 P = ParamSpec("P")
@@ -33,10 +33,7 @@ def _step(function: Callable[P, R], name: str, *, run_name: str | None = None) -
         value = cast(Callable[..., Any], function)(*args, on_progress=in_words(name, LOGGER.info), **kwargs)
         rows: tuple[StepRow, ...] = value.rows
         for row in rows:
-            about = f"{row.step} {row.variant}" if row.variant else row.step
-            LOGGER.info(
-                "%s: %s%s", about, "cached" if row.cached else f"{row.seconds:.1f} s", row.note and f", {row.note}"
-            )
+            LOGGER.info("%s", ended(row))
         if rows and all(row.cached for row in rows):
             return Completed(name="Cached", data=value)
         return value
@@ -73,6 +70,7 @@ export = _step(conversion.export, "export")
 pin_opset = _step(conversion.pin_opset, "opset")
 simplify = _step(conversion.simplified, "simplify")
 score_source = _step(conversion.score_source, "score source")
+calibrate = _step(conversion.calibrate, "calibrate")
 quantize = _step(conversion.quantize, "quantize", run_name="quantize {variant.label}")
 assess = _step(conversion.assess, "assess", run_name="assess {variant.label}")
 benchmark = _step(conversion.benchmark, "benchmark", run_name="benchmark {variant.label} on {target}")

@@ -20,13 +20,14 @@ from onnxmill.tasks.errors import InputError
 from onnxmill.tasks.export import SourceSettings, elsewhere
 from onnxmill.tasks.export import steps as exporting
 from onnxmill.tasks.export.steps import ExportSettings
-from onnxmill.tasks.findings import Finding
+from onnxmill.tasks.findings import Finding, refused
 from onnxmill.tasks.graph import MODEL
 from onnxmill.tasks.isolate import OnProgress, Reply
 from onnxmill.tasks.opset import GraphSettings, Pin
 from onnxmill.tasks.pack import Pack
 from onnxmill.tasks.parity import Parity
 from onnxmill.tasks.proof import Proof, Stamp
+from onnxmill.tasks.quantize import Observed
 from onnxmill.tasks.reference import Reference, ReferenceSettings
 from onnxmill.tasks.report import MetricRow, StepRow
 from onnxmill.tasks.spec import Contract, Spec, Variant
@@ -123,6 +124,31 @@ class Samples(BaseModel):
         return chosen.files if chosen else None
 
 
+class Calibration(BaseModel):
+    """The graph prepared for static int8, and what was observed of it: a pass for each set of excluded nodes."""
+
+    model_config = ConfigDict(frozen=True)
+
+    prepared: Done
+    observed: tuple[tuple[tuple[str, ...], Done], ...]
+
+    @property
+    def rows(self) -> tuple[StepRow, ...]:
+        return (self.prepared.row, *(done.row for _, done in self.observed))
+
+    def of(self, variant: Variant) -> Done:
+        return dict(self.observed)[variant.exclude]
+
+    def refusal(self, variant: Variant) -> Proof | None:
+        """Why there are no ranges, as a proof of nothing; None where there are."""
+        if faults := proof.faults(self.prepared.proof):
+            return proof.nothing(*faults)
+        if variant.ranges:
+            return None
+        findings = Observed.model_validate(self.of(variant).value).findings
+        return proof.nothing(*findings) if refused(findings) else None
+
+
 class Assessment(BaseModel):
     """A variant's verdict before it is measured: parity and metric against their limits.
 
@@ -170,14 +196,12 @@ def prepare(spec_path: Path, *, fresh: bool = False) -> Job:
 
 def samples(job: Job, on_progress: OnProgress | None = None) -> Samples:
     """Take the user's samples. Raises `InputError` for a bad one, none, or one that is in both sets."""
-    spec, pack = job.spec, job.pack
-    calibration = evaluation = None
-    if spec.data.calibration and pack.data:
-        settings = data.calibration_settings(spec.data.calibration, job.contract, spec.data.samples)
-        calibration = _execute(job, data.CALIBRATION, settings, {"data": pack.data.artifact}, on_progress)
-    if spec.data.evaluation and pack.data:
-        settings = data.evaluation_settings(spec.data.evaluation, job.contract)
-        evaluation = _execute(job, data.EVALUATION, settings, {"data": pack.data.artifact}, on_progress)
+    given, paths = job.spec.data, job.pack.paths
+    asked = (
+        (data.CALIBRATION, data.calibration_settings(given, job.contract, paths)),
+        (data.EVALUATION, data.evaluation_settings(given, job.contract, paths)),
+    )
+    calibration, evaluation = (_collected(job, step, settings, on_progress) for step, settings in asked)
     if calibration and evaluation:
         where = store()
         data.check_apart(where.open(calibration.files), where.open(evaluation.files))
@@ -234,16 +258,65 @@ def with_sidecars(job: Job, model: Artifact) -> Artifact:
     return store().join(model, job.pack.sidecars) if job.pack.sidecars else model
 
 
+def prepared_for_int8(job: Job, graph: Done, reference: Done, on_progress: OnProgress | None = None) -> Done:
+    """The graph in the form that static int8 takes."""
+    settings = GraphSettings(contract=job.contract, stamp=job.stamp, opset=job.pinned)
+    return _execute(
+        job, quantizing.PREPARE, settings, {"model": graph.files, "reference": reference.files}, on_progress
+    )
+
+
+def exclusions(spec: Spec) -> tuple[tuple[str, ...], ...]:
+    """The sets of nodes that int8-static variants leave in float: each needs a pass of its own. Of a spec without such
+    a variant, the empty set."""
+    static = [variant for variant in spec.variants if variant.recipe == "int8-static"]
+    if not static:
+        return ((),)
+    return tuple(dict.fromkeys(variant.exclude for variant in static if not variant.ranges))
+
+
+def observed(
+    job: Job, prepared: Done, taken: Samples, shard: tuple[int, int] = (1, 1), on_progress: OnProgress | None = None
+) -> Calibration:
+    """What was observed of a prepared graph on the calibration samples, or on one `shard` (number, of) of them."""
+    assert taken.calibration
+    inputs = {"model": prepared.files, "calibration": taken.calibration.files}
+    excluded = exclusions(job.spec)
+    passes = [quantizing.CalibrationSettings(exclude=exclude, shard=shard) for exclude in excluded]
+    done = [_execute(job, quantizing.CALIBRATE, settings, inputs, on_progress) for settings in passes]
+    return Calibration(prepared=prepared, observed=tuple(zip(excluded, done, strict=True)))
+
+
+def calibrate(
+    job: Job, graph: Done, reference: Done, taken: Samples, on_progress: OnProgress | None = None
+) -> Calibration:
+    """The prepared graph and what was observed of it on the calibration samples: once for all methods."""
+    prepared = prepared_for_int8(job, graph, reference, on_progress)
+    if graph_faults(prepared) or not exclusions(job.spec):
+        return Calibration(prepared=prepared, observed=())
+    return observed(job, prepared, taken, on_progress=on_progress)
+
+
 def quantize(
-    job: Job, variant: Variant, graph: Done, reference: Done, taken: Samples, on_progress: OnProgress | None = None
+    job: Job,
+    variant: Variant,
+    graph: Done,
+    reference: Done,
+    calibration: Calibration | None,
+    on_progress: OnProgress | None = None,
 ) -> Done:
-    """The variant's model. For fp32 it is the graph itself."""
+    """The variant's model. For fp32 it is the graph itself; int8-static is made of the `calibration`."""
     if variant.recipe == "fp32":
         row = StepRow(step="quantize-none", variant=variant.label, seconds=0.0, cached=True, note="the graph itself")
         return graph.model_copy(update={"row": row})
     inputs = {"model": graph.files, "reference": reference.files}
-    if variant.recipe == "int8-static" and taken.calibration:
-        inputs["calibration"] = taken.calibration.files
+    if variant.recipe == "int8-static":
+        assert calibration
+        if why := calibration.refusal(variant):
+            row = StepRow(step=quantizing.STEPS[variant.recipe].name, variant=variant.label, seconds=0.0, cached=True)
+            return Done(artifact=None, value=why.model_dump(mode="json"), row=row)
+        given = job.pack.tables[variant.ranges] if variant.ranges else calibration.of(variant).files
+        inputs = {"model": calibration.prepared.files, "reference": reference.files, "calibration": given}
     settings = quantizing.recipe_settings(variant, job.contract, job.stamp, job.pinned)
     return _execute(job, quantizing.STEPS[variant.recipe], settings, inputs, on_progress, variant=variant.label)
 
@@ -344,6 +417,14 @@ def _described(job: Job) -> Job:
         return job
     described = job.spec.model_dump(exclude_defaults=True) | {"inputs": found.record.value}
     return job.model_copy(update={"contract": Spec.model_validate(described | {"version": 1}).contract})
+
+
+def _collected(
+    job: Job, which: Step, settings: data.SampleSettings | None, on_progress: OnProgress | None
+) -> Done | None:
+    if settings is None or job.pack.data is None:
+        return None
+    return _execute(job, data.step_of(which, settings), settings, {"data": job.pack.data.artifact}, on_progress)
 
 
 def _score(job: Job, outputs: Done, evaluation: Done, on_progress: OnProgress | None, variant: str | None) -> Done:

@@ -69,11 +69,13 @@ CODES: dict[str, Code] = {
         "nothing, where it is meant (see `exclude:`)",
     ),
     "QNT003": Code("warn", "nodes stay fp32: a constant is out of fp16's range", "nothing to do; or rescale the model"),
-    "QNT005": Code(
-        "refuse", "this calibration method needs samples of one shape", "use `method: minmax`, or pad the samples"
-    ),
     "QNT006": Code("refuse", "a model of this size is not quantized", "take fp32 alone, or a smaller model"),
     "QNT004": Code("warn", "few calibration samples", "give 100 samples or more that look like production"),
+    "QNT007": Code(
+        "refuse",
+        "an activation is not finite on a calibration sample",
+        "look for an overflow, a division by zero or a logarithm before that tensor; or leave the sample out",
+    ),
     # gates
     "GATE001": Code("refuse", "error relative to the output's range above the limit", "see which output and stage"),
     "GATE002": Code("refuse", "cosine similarity below the limit", "see which output; keep sensitive nodes in float"),

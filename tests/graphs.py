@@ -21,9 +21,9 @@ from onnxmill.tasks.export import onnx as onnx_source
 from onnxmill.tasks.graph import MODEL
 from onnxmill.tasks.opset import GraphSettings, Pin, PinSettings
 from onnxmill.tasks.proof import Proof, Stamp
-from onnxmill.tasks.quantize import RecipeSettings
+from onnxmill.tasks.quantize import CalibrationSettings, RecipeSettings, calibrate, int8, prepare
 from onnxmill.tasks.reference import ReferenceSettings, compute
-from onnxmill.tasks.spec import Contract
+from onnxmill.tasks.spec import Contract, Method
 
 STAMP = Stamp(name="tiny", source="0" * 64)
 SOURCE = SourceSettings(framework="onnx", path=MODEL)
@@ -75,13 +75,14 @@ class Ready:
         return PinSettings(contract=self.contract, stamp=STAMP, pin=Pin(opset=self.opset))
 
     def recipe(
-        self, *, method: str = "minmax", per_channel: bool = True, exclude: tuple[str, ...] = ()
+        self, *, method: Method = "minmax", per_channel: bool = True, exclude: tuple[str, ...] = ()
     ) -> RecipeSettings:
         return RecipeSettings(
             contract=self.contract,
             stamp=STAMP,
             opset=self.opset,
             method=method,
+            percentile=99.999,
             per_channel=per_channel,
             exclude=exclude,
         )
@@ -97,6 +98,21 @@ class Ready:
         out = self.out(name)
         graph.save(model, out.parent / "raw.onnx")
         return proof.publish(out.parent / "raw.onnx", out, self.contract, STAMP, self.reference, opset=self.opset)
+
+
+def static(ready: Ready, recipe: RecipeSettings, calibration: Path) -> Proof:
+    """Prepare, calibrate on the samples in the folder `calibration`, and quantize, as a conversion does.
+
+    The result of the first step that refuses. The model lands in `folder`/step/out.
+    """
+    prepared, observed = ready.out("prepare"), ready.out("calibrate")
+    done = prepare.prepare(ready.settings, ready.model, ready.reference, prepared)
+    if proof.faults(done):
+        return done
+    seen = calibrate.calibrate(CalibrationSettings(exclude=recipe.exclude), prepared, calibration, observed)
+    if seen.findings:
+        return proof.nothing(*seen.findings)
+    return int8.static(recipe, prepared, ready.reference, observed, ready.out())
 
 
 def parse(graph: str, *, opset: int = 18, ir: int = 8, domains: str = "", functions: str = "") -> onnx.ModelProto:

@@ -22,8 +22,9 @@ from onnxmill.tasks.export.steps import DescribeSettings, ExportSettings
 from onnxmill.tasks.graph import MODEL
 from onnxmill.tasks.metric import ModelOutputsSettings, ScoreSettings, SourceOutputsSettings
 from onnxmill.tasks.opset import GraphSettings, Pin, PinSettings
+from onnxmill.tasks.pack_data import DataPaths
 from onnxmill.tasks.proof import Proof
-from onnxmill.tasks.quantize import half, int8
+from onnxmill.tasks.quantize import calibrate, half, int8, prepare
 from onnxmill.tasks.reference import ReferenceSettings
 from onnxmill.tasks.spec import RecipeName, Variant, parse
 from onnxmill.tasks.step import Step, installed_version
@@ -151,9 +152,11 @@ def compute(folder: Path) -> dict[str, Entry]:
     (user / "user.py").write_text(USER)
     spec = parse(SPEC)
     contract, source = spec.contract, SourceSettings(framework="torch", loader=spec.source.loader)
-    taking = data.calibration_settings("user.py:calibration", contract, 256)
+    taking = data.calibration_settings(spec.data, contract, DataPaths())
+    assert taking
     calibration, _ = run(data.CALIBRATION, lambda out: data.collect(taking, user, out))
-    judging = data.evaluation_settings("user.py:evaluation", contract)
+    judging = data.evaluation_settings(spec.data, contract, DataPaths())
+    assert judging
     evaluation, _ = run(data.EVALUATION, lambda out: data.collect(judging, user, out))
 
     asked = ReferenceSettings(source=source, contract=contract)
@@ -172,9 +175,12 @@ def compute(folder: Path) -> dict[str, Entry]:
 
     run(quantize.STEPS["fp16"], lambda out: half.convert(recipe("fp16"), small, cases, out))
     run(quantize.STEPS["int8-dynamic"], lambda out: int8.dynamic(recipe("int8-dynamic"), small, cases, out))
+    prepared, _ = run(quantize.PREPARE, lambda out: prepare.prepare(graph, small, cases, out))
+    passing = quantize.CalibrationSettings(exclude=())
+    observed, _ = run(quantize.CALIBRATE, lambda out: calibrate.calibrate(passing, prepared, calibration, out))
     run(
         quantize.STEPS["int8-static"],
-        lambda out: int8.static(recipe("int8-static"), small, cases, calibration, out),
+        lambda out: int8.static(recipe("int8-static"), prepared, cases, observed, out),
     )
     asking = SourceOutputsSettings(source=source, contract=contract)
     run(metric.source_outputs_step("torch"), lambda out: metric.source_outputs(asking, user, evaluation, out))

@@ -9,12 +9,14 @@ import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
 
-from onnxmill.calibration import samples
+from onnxmill.calibration import samples, tables
+from onnxmill.calibration.methods import METHODS
+from onnxmill.calibration.methods_scheme import Range
 from onnxmill.tasks import graph, parity, quantize
 from onnxmill.tasks.errors import InputError
 from onnxmill.tasks.graph import MODEL, name_nodes, nodes_of
 from onnxmill.tasks.proof import Proof
-from onnxmill.tasks.quantize import half, int8, load_for, recipe_settings
+from onnxmill.tasks.quantize import half, int8, load_for, prepare, recipe_settings
 from onnxmill.tasks.spec import Variant
 from tests import graphs
 
@@ -69,7 +71,7 @@ def calibration(ready: graphs.Ready, count: int = 40) -> Path:
 
 def static(ready: graphs.Ready, **settings: tuple[str, ...] | str | bool) -> Proof:
     recipe = ready.recipe().model_copy(update=settings)
-    return int8.static(recipe, ready.model, ready.reference, calibration(ready), ready.out())
+    return graphs.static(ready, recipe, calibration(ready))
 
 
 def dynamic(ready: graphs.Ready, **settings: tuple[str, ...] | str | bool) -> Proof:
@@ -206,8 +208,8 @@ def test_int8_static_counts_and_holds(layers: graphs.Ready) -> None:
     assert {i.data_type for i in points} == {TensorProto.UINT8}
 
 
-@pytest.mark.parametrize(("method", "refused"), [("minmax", []), ("entropy", ["QNT005"]), ("percentile", ["QNT005"])])
-def test_samples_of_several_shapes_need_minmax(tmp_path: Path, method: str, refused: list[str]) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_samples_may_have_several_shapes(tmp_path: Path, method: str) -> None:
     text = "g (float[batch,seq,4] x) => (float[batch,seq,3] y) { y = MatMul(x, w) }"
     model = graphs.parse(text)
     model.graph.initializer.append(numpy_helper.from_array(graphs.normal((4, 3), 1), "w"))
@@ -218,11 +220,12 @@ def test_samples_of_several_shapes_need_minmax(tmp_path: Path, method: str, refu
     expected = {"x": samples.Expected("float32", ("batch", "seq", 4))}
     samples.write("data", items, expected, ragged, limit=None, labelled=False)
     recipe = layers.recipe().model_copy(update={"method": method})
-    found = int8.static(recipe, layers.model, layers.reference, ragged, layers.out())
-    assert [code for code in graphs.codes(found) if code == "QNT005"] == refused
+    found = graphs.static(layers, recipe, ragged)
+    assert graphs.codes(found) == []
+    assert counts(found) == (1, 1)
 
 
-@pytest.mark.parametrize("method", sorted(int8.METHODS))
+@pytest.mark.parametrize("method", METHODS)
 def test_every_calibration_method_runs(layers: graphs.Ready, method: str) -> None:
     assert counts(static(layers, method=method)) == (2, 2)
 
@@ -274,8 +277,8 @@ def test_a_conv_with_tiny_weights_keeps_its_biases(tmp_path: Path) -> None:
 @pytest.mark.parametrize("quantizer", [static, dynamic])
 def test_nothing_in_a_branch_is_quantized_silently(tmp_path: Path, quantizer: Callable[..., Proof]) -> None:
     result = quantizer(graphs.ready(tmp_path, build(BRANCH, {"w": graphs.normal((8, 4), 1)})))
-    assert counts(result) == (0, 2)  # both are counted
-    assert judged(result) == ["QNT001"]
+    assert [f.code for f in result.findings] == ["QNT001"]
+    assert "2 quantizable nodes" in result.findings[0].message  # both are counted
 
 
 GEMM = "agraph (float[batch, 8] x) => (float[batch, 10] y) { y = Gemm(x, w, b) }"
@@ -302,7 +305,7 @@ def test_a_gemm_with_a_bias_for_each_row_stays_float(tmp_path: Path) -> None:
     weights: Weights = {"w1": graphs.normal((8, 6), 1), "w2": graphs.normal((6, 4), 2), "b": graphs.normal((2, 1), 3)}
     ready = graphs.ready(tmp_path, build(text, weights))
     samples = graphs.write_samples(tmp_path / "rows", [{"x": graphs.normal((2, 8), i)} for i in range(40)])
-    result = int8.static(ready.recipe(), ready.model, ready.reference, samples, ready.out())
+    result = graphs.static(ready, ready.recipe(), samples)
     assert judged(result) == []
     assert counts(result) == (1, 2)
     assert "Gemm_2" in result.findings[0].message
@@ -319,7 +322,7 @@ def test_a_bias_that_is_shared_is_broadcast_for_each(tmp_path: Path) -> None:
 
 def test_few_samples_are_warned_of(layers: graphs.Ready) -> None:
     few = calibration(layers, 5)
-    result = int8.static(layers.recipe(), layers.model, layers.reference, few, layers.out())
+    result = graphs.static(layers, layers.recipe(), few)
     assert graphs.codes(result) == ["QNT004"]
     assert (result.findings[0].measured, result.findings[0].limit) == (5, int8.FEW_SAMPLES)
 
@@ -336,7 +339,7 @@ def test_a_quantized_model_is_not_quantized_again(
     assert (finding.code, finding.severity) == ("QNT001", "refuse")
     assert "the model is quantized already (" in finding.message
     assert result.parity is None
-    assert not list((quantized.folder / "step/out").iterdir())
+    assert not list(quantized.folder.rglob(MODEL))
 
 
 @pytest.mark.parametrize("text", [graphs.QDQ, graphs.INTEGER], ids=["QDQ", "integer"])
@@ -448,6 +451,9 @@ def test_a_recipes_settings_hold_what_its_output_depends_on(layers: graphs.Ready
     assert settings(recipe="int8-static", name="a") == settings(recipe="int8-static", name="b")
     assert settings(recipe="int8-static", gate={"max_rel": 0.5}) == settings(recipe="int8-static")
     assert settings(recipe="int8-static", method="entropy") != settings(recipe="int8-static")
+    percentile = {"recipe": "int8-static", "method": "percentile"}
+    assert settings(**percentile, percentile=99.9) != settings(**percentile)
+    assert settings(recipe="int8-static", ranges="table.json").method is None
     assert settings(recipe="int8-dynamic", per_channel=False) != settings(recipe="int8-dynamic")
     for recipe in quantize.STEPS:
         assert settings(recipe=recipe, exclude=["n"]) != settings(recipe=recipe)
@@ -457,8 +463,41 @@ def test_loading_names_the_nodes(layers: graphs.Ready) -> None:
     model = onnx.load(str(layers.model / MODEL))
     model.graph.node[0].name = ""
     (layers.model / MODEL).write_bytes(model.SerializeToString())
-    assert [n.name for n in load_for(layers.recipe(), layers.model / MODEL).graph.node] == [
+    assert [n.name for n in load_for((), layers.model / MODEL).graph.node] == [
         "MatMul_0",
         "relu",
         "second",
     ]
+
+
+def table(folder: Path, ranges: dict[str, tuple[float, float]], form: str = "onnxruntime") -> Path:
+    """A folder with a calibration table, as a pack has it."""
+    folder.mkdir()
+    found = {name: Range(low, high) for name, (low, high) in ranges.items()}
+    tables.write(found, folder / tables.FORMS[form].file_name, form)
+    return folder
+
+
+def from_table(ready: graphs.Ready, calibration: Path) -> Proof:
+    prepared = ready.out("prepare")
+    prepare.prepare(ready.settings, ready.model, ready.reference, prepared)
+    recipe = ready.recipe().model_copy(update={"method": None})
+    return int8.static(recipe, prepared, ready.reference, calibration, ready.out())
+
+
+@pytest.mark.parametrize("form", ["onnxruntime", "tensorrt"])
+def test_ranges_may_come_from_a_calibration_table(layers: graphs.Ready, tmp_path: Path, form: str) -> None:
+    wide = {"x": (-4.0, 4.0), "r": (-12.0, 12.0), "y": (-30.0, 30.0), "another": (-1.0, 1.0)}
+    result = from_table(layers, table(tmp_path / "table", wide, form))
+    assert graphs.codes(result) == []
+    assert counts(result) == (2, 2)
+    model = onnx.load(str(layers.folder / "step/out" / MODEL))
+    scales = {i.name: numpy_helper.to_array(i) for i in model.graph.initializer}
+    assert scales["r_scale"] == pytest.approx(24 / 255)
+
+
+def test_a_table_that_lacks_a_tensor_is_refused(layers: graphs.Ready, tmp_path: Path) -> None:
+    given = table(tmp_path / "table", {"x": (-4.0, 4.0), "yy": (-30.0, 30.0)})
+    expected = r"variants\.ranges: 'calibration_cache\.json': lacks 2 of 3 tensors, first 'r'"
+    with pytest.raises(InputError, match=expected):
+        from_table(layers, given)

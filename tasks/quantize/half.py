@@ -24,7 +24,7 @@ FP16_MAX, FP16_TINY = 65504.0, 2.0**-24
 
 def convert(settings: RecipeSettings, model: Path, reference: Path, out: Path) -> Proof:
     """The model in float16; nodes with a constant out of its range, and those excluded, stay in float32 (QNT003)."""
-    proto = load_for(settings, model / MODEL)
+    proto = load_for(settings.exclude, model / MODEL)
     if before := refusal(proto):
         return proof.nothing(before)
     blocked = out_of_range(proto)

@@ -155,7 +155,7 @@ def one_byte_of_the_weights(folder: Path) -> None:
 
 
 def one_byte_of_a_sample(folder: Path) -> None:
-    """No range of int8 is as exact as to see it: the same model comes out."""
+    """It changes no bin and no extreme: what is observed is the same, and so is the model."""
     with np.load(folder / "samples.npz") as arrays:
         samples = dict(arrays)
     samples["calibration"].view(np.uint8).reshape(-1)[0] ^= 1
@@ -180,8 +180,9 @@ CHANGES: dict[str, tuple[list[str], Callable[[Path], None], list[str]]] = {
     "the model's code": (FLOAT, append("model.py", "\n# one more line\n"), [*SOURCE, *FP32]),
     "a module that it imports": (FLOAT, append("parts.py", "\n"), [*SOURCE, *FP32]),
     "the data's code": (BOTH, append("data.py", "\n"), [*SAMPLES, "score", "score fp32", "score int8-static"]),
-    "one byte of a calibration sample": (BOTH, one_byte_of_a_sample, [*SAMPLES, QUANTIZE]),
-    "all calibration samples": (BOTH, darker_samples, [*SAMPLES, *INT8]),
+    "one byte of a calibration sample": (BOTH, one_byte_of_a_sample, [*SAMPLES, "calibrate"]),
+    "all calibration samples": (BOTH, darker_samples, [*SAMPLES, "calibrate", *INT8]),
+    "the calibration method": (BOTH, finer_int8(method="mse"), INT8),
     "a variant's setting": (BOTH, finer_int8(per_channel=False), INT8),
     "a variant's name": (BOTH, finer_int8(name="small"), []),
     "a gate": (BOTH, finer_int8(gate={"min_sqnr_db": 9}), []),
