@@ -43,3 +43,6 @@ test-full: test
 
 bench: setup
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/calibration.py
+	$(BIN)/python benchmarks/calibration_memory.py
+	$(BIN)/python benchmarks/calibration_accuracy.py

@@ -5,6 +5,9 @@ infinity show as the largest. Counting has four lanes, since many equal values i
 otherwise wait for each other's store.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import numba
 import numpy as np
 import numpy.typing as npt
@@ -75,41 +78,41 @@ def _as_floats(ordered: Integers) -> tuple[float, float]:
     return (np.inf, -np.inf) if ordered[0] > ordered[1] else (low, high)
 
 
-@numba.njit(nogil=True)
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled at its first call, and kept beside this module, as Python keeps its byte code, where that can be."""
+    try:
+        return numba.njit(nogil=True, error_model="numpy", cache=True)(function)
+    except RuntimeError:  # no folder that can be written
+        return numba.njit(nogil=True, error_model="numpy")(function)
+
+
+@_compiled
 def _count(values, ordered, done, inverse, limit, seen, lanes):  # type: ignore[no-untyped-def]
-    """Count from index `done`; the index where a value had no bin, or the number of values. Edits `seen`, `lanes`."""
+    """Count from index `done`; the index where a value had no bin, or the number of values. Edits `seen`, `lanes`.
+
+    A value's bin: towards zero, then one down for what is below it. That is exact, even where the product is too small
+    for a float32.
+    """
     while done < values.size:
         end = min(done + CHUNK, values.size)
-        _extremes(ordered[done:end], seen)
-        if seen[1] >= limit or seen[0] <= ~limit:
+        bits, chunk = ordered[done:end], values[done:end]
+        low, high = seen[0], seen[1]
+        for index in range(bits.size):
+            value = bits[index]
+            value ^= (value >> 31) & SIGN_FREE
+            low, high = min(low, value), max(high, value)
+        seen[0], seen[1] = low, high
+        if high >= limit or low <= ~limit:
             return done
-        _fill(values[done:end], inverse, lanes)
+        whole = chunk.size // 4 * 4
+        for index in range(0, whole, 4):
+            a, b, c, d = chunk[index], chunk[index + 1], chunk[index + 2], chunk[index + 3]
+            lanes[0, np.uint64(np.int32(a * inverse) + HALF - (a < 0))] += 1
+            lanes[1, np.uint64(np.int32(b * inverse) + HALF - (b < 0))] += 1
+            lanes[2, np.uint64(np.int32(c * inverse) + HALF - (c < 0))] += 1
+            lanes[3, np.uint64(np.int32(d * inverse) + HALF - (d < 0))] += 1
+        for index in range(whole, chunk.size):
+            a = chunk[index]
+            lanes[0, np.uint64(np.int32(a * inverse) + HALF - (a < 0))] += 1
         done = end
     return done
-
-
-@numba.njit(nogil=True)
-def _extremes(bits, seen):  # type: ignore[no-untyped-def]
-    low, high = seen[0], seen[1]
-    for index in range(bits.size):
-        value = bits[index]
-        value ^= (value >> 31) & SIGN_FREE
-        low, high = min(low, value), max(high, value)
-    seen[0], seen[1] = low, high
-
-
-@numba.njit(nogil=True)
-def _fill(values, inverse, lanes):  # type: ignore[no-untyped-def]
-    for start in range(0, values.size // 4 * 4, 4):
-        lanes[0, _bin(values[start], inverse)] += 1
-        lanes[1, _bin(values[start + 1], inverse)] += 1
-        lanes[2, _bin(values[start + 2], inverse)] += 1
-        lanes[3, _bin(values[start + 3], inverse)] += 1
-    for index in range(values.size // 4 * 4, values.size):
-        lanes[0, _bin(values[index], inverse)] += 1
-
-
-@numba.njit(nogil=True)
-def _bin(value, inverse):  # type: ignore[no-untyped-def]
-    """Towards zero, then one down for what is below it: exact, even where the product is too small for a float32."""
-    return np.uint64(np.int32(value * inverse) + HALF - (value < 0))

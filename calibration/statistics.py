@@ -66,7 +66,7 @@ def collect(
     session, computed = _session(model, tensors, threads)
     splits = all(isinstance(value.shape[0], str) for value in session.get_inputs() if value.shape)
     observers = {name: Observer() for name in tensors}
-    rows: list[list[tuple[float, float]]] = []
+    rows: list[npt.NDArray[np.float32]] = []
     with ThreadPoolExecutor(threads) as pool:
         for index, inputs in enumerate(_one_by_one(batches) if splits else batches):
             values = {**inputs, **_run(session, computed, inputs, first + index)}
@@ -75,11 +75,12 @@ def collect(
                 name: pool.submit(observers[name].add, values[name])
                 for name in sorted(tensors, key=lambda name: -values[name].size)
             }
-            rows.append([_result(jobs[name].result, name, first + index) for name in tensors])
+            found = [_result(jobs[name].result, name, first + index) for name in tensors]
+            rows.append(np.array(found, np.float32).reshape(-1, 2))
             on_sample(index + 1)
     if not rows:
         raise InputError("data.calibration", None, "gave no sample; give at least one")
-    extremes = np.array(rows, np.float32).reshape(len(rows), len(tensors), 2)
+    extremes = np.stack(rows)
     return Statistics(
         histograms={name: observer.histogram() for name, observer in observers.items()},
         extremes={name: np.ascontiguousarray(extremes[:, i]) for i, name in enumerate(tensors)},
@@ -160,6 +161,8 @@ def _session(model: Path, tensors: Sequence[str], threads: int) -> tuple[ort.Inf
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.enable_mem_pattern = False  # one is kept for each shape of the inputs
+    # threads that wait for work in a loop would take the cores from the counting between two runs
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 3
     return ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"]), computed
 

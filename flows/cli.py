@@ -22,6 +22,7 @@ from rich.text import Text
 from onnxmill.tasks import spec as specs
 from onnxmill.tasks.errors import InputError, OnnxmillError, StepError, redact
 from onnxmill.tasks.loader import ROOTS_SETTING
+from onnxmill.tasks.output import output_folder
 
 STDERR = Console(stderr=True)
 STDOUT = Console(width=None if sys.stdout.isatty() else 110)  # tables in a pipe or a file keep their columns
@@ -77,7 +78,6 @@ def convert(
             from prefect.exceptions import FailedRun
 
             from onnxmill.flows.convert import convert as flow
-            from onnxmill.flows.convert import output_folder
 
             state = flow(str(spec), out=str(out or ""), fresh=fresh, return_state=True)
             raised = None if state.is_completed() else state.result(raise_on_failure=False)
@@ -103,6 +103,55 @@ def verify(spec: SpecPath, json: AsJson = False, debug: Debug = False) -> None:
     STDOUT.print(table)
     shown = escape(str(spec))
     STDOUT.print(f"\n[bold green]{shown} can be converted[/]\nnext: [bold cyan]onnxmill convert {shown}[/]")
+
+
+@app.command()
+def calibrate(
+    spec: SpecPath,
+    out: Annotated[Path | None, typer.Option(help="Folder for calibration.json and calibration.html.")] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="minmax, moving-average, percentile, entropy or mse: of the table, and shaded in the page. By default "
+            "that of the spec's first int8-static variant."
+        ),
+    ] = None,
+    table: Annotated[
+        str | None, typer.Option(help="Write a calibration table too: onnxruntime, onnxruntime-trt or tensorrt.")
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option(help="Observe one part of the samples, as 2/3, and write it to --out.")
+    ] = None,
+    merge: Annotated[
+        list[Path] | None, typer.Option(help="A folder that --shard wrote; once for each part, then all are one.")
+    ] = None,
+    json: AsJson = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run every step, whatever was done before.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Observe the ranges of a model's activations on its calibration samples, and show the outliers.
+
+    One pass serves every method; `convert` finds it done, and the other way round. Exit 3 when the graph does not
+    pass, cannot be quantized, or is not finite on a sample.
+    """
+    specs.load(spec)  # a bad spec is told before anything else
+    _allow(spec.parent)
+    from onnxmill.tasks import calibration_run as running
+
+    want = running.asked(method, table, shard, tuple(merge or ()), fresh=fresh, out=bool(out))
+    folder = output_folder(str(spec), str(out or ""))
+    with _shown(debug):
+        report = running.calibrate(spec, want, folder, lambda what: LOGGER.info("%s", what))
+    if json:
+        sys.stdout.write((folder / running.REPORT_JSON).read_text(encoding="utf-8"))
+    else:
+        from onnxmill.tasks.calibration_text import render
+
+        STDOUT.print(render(report))
+        files = [("page", running.REPORT_HTML), *([("table", report.table)] if report.table else [])]
+        for what, name in files:
+            STDOUT.print(f"{what}: {folder / name}", highlight=False, markup=False, soft_wrap=True)
+    raise typer.Exit(report.exit_code)
 
 
 @app.command()

@@ -28,7 +28,7 @@ def html(report: Report) -> str:
         seconds=units.seconds,
         number=units.number,
         db=_decibels,
-        ticks=_ticks,
+        ticks=ticks,
         data_uri=_data_uri,
     )
     return environment.get_template("report.html").render(
@@ -44,7 +44,7 @@ def html(report: Report) -> str:
     )
 
 
-def _ticks(text: str) -> Markup:
+def ticks(text: str) -> Markup:
     """Escaped text, with what stands between backticks as code."""
     parts = [escape(part) for part in text.split("`")]
     if len(parts) % 2 == 0:  # a backtick without its partner: show the text as it is

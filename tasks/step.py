@@ -70,13 +70,18 @@ def execute(
     further arguments of the function, of this machine alone: no part of the key.
     Raises `InputError` for the user's faults and `StepError` where a tool broke; neither leaves anything behind.
     """
-    versions = {name: installed_version(name) for name in step.tools} | dict(tools or {})
+    versions = tool_versions(step) | dict(tools or {})
     plain = settings.model_dump(mode="json")
 
     def work(folder: Path, log: Path) -> isolate.Reply:
         return _in_child(step, store, {"settings": plain, **(unkeyed or {})}, inputs, folder, log, on_progress)
 
     return remember(step.name, step.version, store, plain, inputs, versions, work, fresh=fresh)
+
+
+def tool_versions(step: Step) -> dict[str, str]:
+    """The versions of what a step's output depends on, as its key holds them."""
+    return {name: installed_version(name) for name in step.tools}
 
 
 def remember(

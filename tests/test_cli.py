@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from onnxmill.tasks.artifact import Store
-from tests import bad_input
+from onnxmill.tasks.calibration_report import CalibrationReport
+from tests import bad_input, calibrating
 from tests.bad_input import Fault
 from tests.flow.command import Ended, invoke, run
 from tests.planted import write_tiny
@@ -30,7 +31,7 @@ def check_refused(ended: Ended, key: str, words: list[str], home: Path) -> None:
         assert list((home / "store" / "tmp").iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["verify", "convert"])
+@pytest.mark.parametrize("command", ["verify", "calibrate", "convert"])
 @pytest.mark.parametrize("fault", bad_input.SPEC)
 def test_fault_in_the_spec(command: str, fault: str, tmp_path: Path) -> None:
     change, key, words = bad_input.SPEC[fault]
@@ -156,6 +157,71 @@ def test_verify_says_what_it_saw(tmp_path: Path) -> None:
     assert not (home / "prefect").exists()
 
 
+def test_calibrate_shows_the_outlier(tmp_path: Path) -> None:
+    spec, home, out = calibrating.write(tmp_path / "spec"), tmp_path / "home", tmp_path / "out"
+    ended = invoke("calibrate", spec, "--out", out, "--method", "mse", "--table", "tensorrt", home=home)
+    assert ended.code == 0, ended.err
+    assert ended.out.startswith("3 tensors on 40 samples: 2 have outliers; the worst is hidden")
+    for words in (
+        "!! 13.8×",
+        "MatMul",
+        "moving-average",
+        "next: ",
+        f"page: {out}/calibration.html",
+        "calibration.cache",
+    ):
+        assert words in ended.out
+    assert "calibrate: calibrating 3 tensors" in ended.err
+    as_json = invoke("calibrate", spec, "--json", home=home)  # in the home, where convert's report goes
+    assert as_json.out == (home / "reports" / "outlier" / "calibration.json").read_text(encoding="utf-8")
+    report = CalibrationReport.model_validate_json(as_json.out)
+    assert (report.chosen, report.table) == ("minmax", None)
+    assert [row.step for row in report.steps if not row.cached] == []
+    assert sorted(path.name for path in out.iterdir()) == ["calibration.cache", "calibration.html", "calibration.json"]
+
+
+def test_calibrate_in_parts(tmp_path: Path) -> None:
+    spec, home = calibrating.write(tmp_path / "spec"), tmp_path / "home"
+    for number in (1, 2):
+        ended = invoke("calibrate", spec, "--shard", f"{number}/2", "--out", tmp_path / f"{number}", home=home)
+        assert ended.code == 0, ended.err
+        assert ended.out.startswith(f"part {number} of 2: 3 tensors on 20 samples")
+    merging = ("calibrate", spec, "--out", tmp_path / "out", "--merge", tmp_path / "1", "--merge")
+    assert "on 40 samples" in invoke(*merging, tmp_path / "2", home=home).out
+    check_refused(invoke(*merging, tmp_path / "1", home=home), "--merge", ["part 1 of 2, as is"], home)
+
+
+def test_calibrate_refuses_what_is_not_finite(tmp_path: Path) -> None:
+    spec, home = calibrating.write(tmp_path / "spec", model=calibrating.OVERFLOWS), tmp_path / "home"
+    ended = invoke("calibrate", spec, home=home)
+    assert ended.code == 3
+    assert ended.out.startswith("refused: QNT007 tensor e")
+    assert "fix: look for an overflow" in " ".join(ended.out.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "words"),
+    [
+        (("--method", "mze"), "--method", ["'mze'", "did you mean 'mse'?", "entropy, minmax"]),
+        (("--table", "trt"), "--table", ["'trt'", "onnxruntime, onnxruntime-trt, tensorrt"]),
+        (("--shard", "3/2", "--out", "x"), "--shard", ["'3/2'", "as 2/3"]),
+        (("--shard", "1/2"), "--shard", ["needs --out"]),
+        (("--shard", "1/2", "--merge", "a"), "--shard", ["--merge takes parts"]),
+        (("--merge", "a", "--fresh"), "--fresh", ["give one of the two"]),
+    ],
+)
+def test_wrong_options_of_calibrate(options: tuple[str, ...], key: str, words: list[str], tmp_path: Path) -> None:
+    spec, home = calibrating.write(tmp_path / "spec"), tmp_path / "home"
+    check_refused(invoke("calibrate", spec, *options, home=home), key, words, home)
+    assert not home.exists()
+
+
+def test_calibrate_needs_samples(tmp_path: Path) -> None:
+    spec = calibrating.write(tmp_path / "spec", calibration=False, variants=("fp32",))
+    ended = invoke("calibrate", spec, home=tmp_path / "home")
+    check_refused(ended, "data.calibration", ["is not in the spec", "give a callable or a path"], tmp_path / "home")
+
+
 def test_init_writes_a_spec_that_verify_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     model = onnx.parser.parse_model("""
@@ -187,6 +253,7 @@ def test_init_for_a_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 OPTIONS = {
     "convert": ["SPEC", "--out", "--json", "--fresh", "--debug"],
+    "calibrate": ["SPEC", "--out", "--method", "--table", "--shard", "--merge", "--json", "--fresh", "--debug"],
     "verify": ["SPEC", "--json", "--debug"],
     "init": ["MODEL", "--out", "--force", "--debug"],
     "doctor": ["--json", "--debug"],

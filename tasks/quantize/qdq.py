@@ -20,6 +20,8 @@ OPERATORS = sorted({*QLinearOpsRegistry, *QDQRegistry})
 ACTIVATIONS = ("Relu", "Clip")
 """The quantizer folds them into the node before, which then has their range."""
 SOFTMAX_RANGE = Range(0.0, 1.0)
+LARGE = 1024
+"""A constant with more values than this is a weight, not a shape."""
 
 
 def tensors_to_observe(model: onnx.ModelProto, exclude: tuple[str, ...]) -> list[str]:
@@ -29,7 +31,7 @@ def tensors_to_observe(model: onnx.ModelProto, exclude: tuple[str, ...]) -> list
     Found by asking the quantizer itself, with a range for every tensor that is never used.
     """
     everything = {name: Range(-1.0, 1.0) for name in _tensors(model)}
-    quantizer = _quantizer(model, everything, per_channel=True, exclude=exclude)
+    quantizer = _quantizer(_without_weights(model), everything, per_channel=True, exclude=exclude)
     for node in quantizer.model.nodes():
         if quantizer.should_quantize_node(node):
             CreateQDQQuantizer(quantizer, node).quantize()
@@ -74,6 +76,17 @@ def _quantizer(
     return QDQQuantizer(
         inferred, per_channel, False, QuantType.QInt8, QuantType.QUInt8, data, [], list(exclude), OPERATORS, {}
     )
+
+
+def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the shapes and types of its large float constants alone."""
+    light = onnx.ModelProto()
+    light.CopyFrom(model)
+    for tensor in light.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT and int(np.prod(tensor.dims)) > LARGE:
+            tensor.ClearField("raw_data")
+            tensor.ClearField("float_data")
+    return light
 
 
 def _followed(model: onnx.ModelProto, exclude: tuple[str, ...]) -> dict[str, str]:
