@@ -50,7 +50,7 @@ class NotFiniteActivation(ValueError):
 
 
 def collect(
-    model: Path,
+    model: onnx.ModelProto,
     tensors: Sequence[str],
     batches: Iterable[Mapping[str, Array]],
     *,
@@ -63,11 +63,12 @@ def collect(
     `first` is the first sample's place in the manifest. Raises `NotFiniteActivation`, and `InputError` for no
     sample or one that the model does not take.
     """
-    session, computed = _session(model, tensors, threads)
-    splits = all(isinstance(value.shape[0], str) for value in session.get_inputs() if value.shape)
     observers = {name: Observer() for name in tensors}
     rows: list[npt.NDArray[np.float32]] = []
     with ThreadPoolExecutor(threads) as pool:
+        pool.submit(Observer().add, np.zeros(1, np.float32))  # compiles while the session is made
+        session, computed = _session(model, tensors, threads)
+        splits = all(isinstance(value.shape[0], str) for value in session.get_inputs() if value.shape)
         for index, inputs in enumerate(_one_by_one(batches) if splits else batches):
             values = {**inputs, **_run(session, computed, inputs, first + index)}
             # the largest first: the threads end together
@@ -148,23 +149,26 @@ def load(path: Path) -> Statistics:
     return Statistics(histograms, dict(zip(names, extremes, strict=True)), positions)
 
 
-def _session(model: Path, tensors: Sequence[str], threads: int) -> tuple[ort.InferenceSession, list[str]]:
+def _session(model: onnx.ModelProto, tensors: Sequence[str], threads: int) -> tuple[ort.InferenceSession, list[str]]:
     """A session that gives `tensors`, and the names of those that it computes. Nothing else is fetched: a result that
     is not asked for stays fused with what follows."""
-    proto = onnx.load(model)
-    given = {value.name for value in proto.graph.input}
+    given = {value.name for value in model.graph.input}
     computed = [name for name in tensors if name not in given]
-    outputs = {value.name for value in proto.graph.output}
+    outputs = {value.name for value in model.graph.output}
+    more = onnx.ModelProto()
     for name in computed:
         if name not in outputs:
-            proto.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+            more.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.enable_mem_pattern = False  # one is kept for each shape of the inputs
     # threads that wait for work in a loop would take the cores from the counting between two runs
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 3
-    return ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"]), computed
+    # two messages of protobuf, one after the other, are one with the outputs of both
+    return ort.InferenceSession(
+        model.SerializeToString() + more.SerializeToString(), options, ["CPUExecutionProvider"]
+    ), computed
 
 
 def _run(

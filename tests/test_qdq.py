@@ -117,7 +117,7 @@ def test_min_max_gives_the_graph_of_onnx_runtimes_quantize_static(tmp_path: Path
         activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, calibrate_method=CalibrationMethod.MinMax,
     )  # fmt: skip
     theirs = onnx.load(str(tmp_path / "theirs.onnx"))
-    seen = statistics.collect(path, qdq.tensors_to_observe(model, ()), feeds(model), threads=1)
+    seen = statistics.collect(model, qdq.tensors_to_observe(model, ()), feeds(model), threads=1)
     ranges = {n: methods.minmax(histogram, int8.ACTIVATIONS) for n, histogram in seen.histograms.items()}
     ours = qdq.quantized(model, qdq.adjusted(model, ranges, ()), per_channel=per_channel, exclude=())
     assert {t.name: t.SerializeToString() for t in ours.graph.initializer} == {

@@ -37,10 +37,8 @@ Values = npt.NDArray[np.float32]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("statistics") / "model.onnx"
-    onnx.save(graphs.parse(TEXT), str(path))
-    return path
+def model() -> onnx.ModelProto:
+    return graphs.parse(TEXT)
 
 
 def rows(seed: int) -> Values:
@@ -52,7 +50,7 @@ def batches(values: Values, size: int) -> list[dict[str, Array]]:
     return [{"x": values[start : start + size]} for start in range(0, len(values), size)]
 
 
-def collected(model: Path, values: Values, size: int = 1, first: int = 0) -> Statistics:
+def collected(model: onnx.ModelProto, values: Values, size: int = 1, first: int = 0) -> Statistics:
     return statistics.collect(model, TENSORS, batches(values, size), threads=2, first=first)
 
 
@@ -71,7 +69,7 @@ few = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scop
 
 @few
 @given(seeds)
-def test_the_batch_size_changes_no_bit(model: Path, tmp_path: Path, seed: int) -> None:
+def test_the_batch_size_changes_no_bit(model: onnx.ModelProto, tmp_path: Path, seed: int) -> None:
     values = rows(seed)
     files = {saved(collected(model, values, size), tmp_path) for size in (1, 3, 8)}  # 13 samples: each end is ragged
     assert len(files) == 1
@@ -79,7 +77,7 @@ def test_the_batch_size_changes_no_bit(model: Path, tmp_path: Path, seed: int) -
 
 @few
 @given(seeds)
-def test_the_order_changes_no_range_but_the_moving_averages(model: Path, seed: int) -> None:
+def test_the_order_changes_no_range_but_the_moving_averages(model: onnx.ModelProto, seed: int) -> None:
     values = rows(seed)
     shuffled = np.random.default_rng(seed).permutation(values)
     a, b = collected(model, values), collected(model, shuffled, 3)
@@ -91,7 +89,7 @@ def test_the_order_changes_no_range_but_the_moving_averages(model: Path, seed: i
 @few
 @given(seeds, st.lists(st.integers(1, COUNT - 1), min_size=1, max_size=3, unique=True), st.randoms())
 def test_shards_in_any_order_merge_into_the_whole(
-    model: Path, tmp_path: Path, seed: int, cuts: Sequence[int], random: Random
+    model: onnx.ModelProto, tmp_path: Path, seed: int, cuts: Sequence[int], random: Random
 ) -> None:
     values = rows(seed)
     borders = [0, *sorted(cuts), COUNT]
@@ -113,9 +111,10 @@ class _Reader(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime ships
 
 @few
 @given(seeds)
-def test_extremes_are_those_of_onnx_runtimes_calibrator(model: Path, tmp_path: Path, seed: int) -> None:
+def test_extremes_are_those_of_onnx_runtimes_calibrator(model: onnx.ModelProto, tmp_path: Path, seed: int) -> None:
     values = rows(seed)
-    theirs = MinMaxCalibrater(model, augmented_model_path=str(tmp_path / "augmented.onnx"))
+    onnx.save(model, str(tmp_path / "model.onnx"))
+    theirs = MinMaxCalibrater(tmp_path / "model.onnx", augmented_model_path=str(tmp_path / "augmented.onnx"))
     theirs.augment_graph()
     theirs.create_inference_session()
     theirs.collect_data(_Reader(values))
@@ -126,14 +125,14 @@ def test_extremes_are_those_of_onnx_runtimes_calibrator(model: Path, tmp_path: P
         assert (seen.histograms[name].low, seen.histograms[name].high) == (low, high)
 
 
-def test_each_samples_extremes_are_kept_in_order(model: Path) -> None:
+def test_each_samples_extremes_are_kept_in_order(model: onnx.ModelProto) -> None:
     values = rows(7)
     seen = collected(model, values, 8, first=40)
     assert seen.positions.tolist() == list(range(40, 40 + COUNT))
     assert np.array_equal(seen.extremes["x"], np.stack([values.min(1), values.max(1)], 1))
 
 
-def test_what_was_saved_is_loaded(model: Path, tmp_path: Path) -> None:
+def test_what_was_saved_is_loaded(model: onnx.ModelProto, tmp_path: Path) -> None:
     seen = collected(model, rows(3))
     before = saved(seen, tmp_path)
     again = statistics.load(tmp_path / statistics.FILE)
@@ -149,7 +148,7 @@ def test_another_file_is_no_statistics(tmp_path: Path, content: bytes) -> None:
         statistics.load(path)
 
 
-def test_parts_of_other_tensors_or_of_the_same_sample_do_not_merge(model: Path) -> None:
+def test_parts_of_other_tensors_or_of_the_same_sample_do_not_merge(model: onnx.ModelProto) -> None:
     part = collected(model, rows(1))
     other = statistics.collect(model, ["x"], batches(rows(1), 1), threads=1, first=COUNT)
     with pytest.raises(ValueError, match="the parts hold other tensors"):
@@ -158,35 +157,33 @@ def test_parts_of_other_tensors_or_of_the_same_sample_do_not_merge(model: Path) 
         statistics.merged([part, part])
 
 
-def test_no_sample_is_refused(model: Path) -> None:
+def test_no_sample_is_refused(model: onnx.ModelProto) -> None:
     with pytest.raises(InputError, match=r"data\.calibration: gave no sample"):
         statistics.collect(model, TENSORS, [], threads=1)
 
 
-def test_a_sample_that_the_model_does_not_take_is_named(model: Path) -> None:
+def test_a_sample_that_the_model_does_not_take_is_named(model: onnx.ModelProto) -> None:
     items = [{"x": np.zeros((1, 4), np.float32)}, {"x": np.zeros((1, 5), np.float32)}]
     with pytest.raises(InputError, match=r"data\.calibration: the model does not run on sample 1: "):
         statistics.collect(model, TENSORS, items, threads=1)
 
 
-def test_an_activation_that_is_not_finite_names_tensor_and_sample(tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    onnx.save(graphs.parse("g (float[batch, 2] x) => (float[batch, 2] y) { l = Log(x)  y = Add(l, x) }"), str(path))
+def test_an_activation_that_is_not_finite_names_tensor_and_sample() -> None:
+    model = graphs.parse("g (float[batch, 2] x) => (float[batch, 2] y) { l = Log(x)  y = Add(l, x) }")
     items = [{"x": np.array([[1, value]], np.float32)} for value in (1, 2, 0, 3)]
     with pytest.raises(NotFiniteActivation, match="tensor 'l' on sample 12: 1 of 2 values are not finite") as caught:
-        statistics.collect(path, ["x", "l"], items, threads=2, first=10)
+        statistics.collect(model, ["x", "l"], items, threads=2, first=10)
     assert (caught.value.tensor, caught.value.sample) == ("l", 12)
 
 
-def test_a_model_of_a_fixed_batch_is_run_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    onnx.save(graphs.parse("g (float[2, 3] x) => (float[2, 3] y) { y = Neg(x) }"), str(path))
+def test_a_model_of_a_fixed_batch_is_run_as_it_is() -> None:
+    model = graphs.parse("g (float[2, 3] x) => (float[2, 3] y) { y = Neg(x) }")
     items = [{"x": np.full((2, 3), value, np.float32)} for value in range(4)]
-    seen = statistics.collect(path, ["y"], items, threads=1)
+    seen = statistics.collect(model, ["y"], items, threads=1)
     assert seen.extremes["y"].tolist() == [[0, 0], [-1, -1], [-2, -2], [-3, -3]]
 
 
-def test_samples_are_taken_one_at_a_time(model: Path) -> None:
+def test_samples_are_taken_one_at_a_time(model: onnx.ModelProto) -> None:
     taken: list[int] = []
     observed: list[int] = []
 

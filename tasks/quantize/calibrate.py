@@ -28,7 +28,7 @@ def calibrate(settings: CalibrationSettings, model: Path, calibration: Path, out
     report_progress(doing, 0, last - first)
     try:
         seen = statistics.collect(
-            model / MODEL,
+            proto,
             tensors,
             islice(reader, first, last),
             threads=machine.threads(),

