@@ -68,16 +68,14 @@ def collect(
     with ThreadPoolExecutor(threads) as pool:
         pool.submit(Observer().add, np.zeros(1, np.float32))  # compiles while the session is made
         session, computed = _session(model, tensors, threads)
-        splits = all(isinstance(value.shape[0], str) for value in session.get_inputs() if value.shape)
+        splits = all(value.shape and isinstance(value.shape[0], str) for value in session.get_inputs())
         for index, inputs in enumerate(_one_by_one(batches) if splits else batches):
             values = {**inputs, **_run(session, computed, inputs, first + index)}
-            # the largest first: the threads end together
-            jobs = {
-                name: pool.submit(observers[name].add, values[name])
-                for name in sorted(tensors, key=lambda name: -values[name].size)
-            }
-            found = [_result(jobs[name].result, name, first + index) for name in tensors]
-            rows.append(np.array(found, np.float32).reshape(-1, 2))
+            # taken from one queue, the largest first: the threads end together
+            queue = iter(sorted(tensors, key=lambda name: -values[name].size))
+            jobs = [pool.submit(_observe, queue, observers, values) for _ in range(threads)]
+            found = {name: one for job in jobs for name, one in job.result().items()}
+            rows.append(np.array(_checked(found, tensors, first + index), np.float32).reshape(-1, 2))
             on_sample(index + 1)
     if not rows:
         raise InputError("data.calibration", None, "gave no sample; give at least one")
@@ -190,8 +188,28 @@ def _one_by_one(batches: Iterable[Mapping[str, Array]]) -> Iterator[dict[str, Ar
             yield {name: array[row : row + 1] for name, array in batch.items()}
 
 
-def _result(result: Callable[[], tuple[float, float]], tensor: str, index: int) -> tuple[float, float]:
-    try:
-        return result()
-    except NotFinite as error:
-        raise NotFiniteActivation(tensor, index, str(error)) from error
+def _observe(
+    queue: Iterator[str], observers: Mapping[str, Observer], values: Mapping[str, Array]
+) -> dict[str, tuple[float, float] | NotFinite]:
+    """Observe tensors as long as the queue gives any; the extremes of each."""
+    found: dict[str, tuple[float, float] | NotFinite] = {}
+    for name in queue:
+        try:
+            found[name] = observers[name].add(values[name])
+        except NotFinite as error:
+            found[name] = error
+    return found
+
+
+def _checked(
+    found: Mapping[str, tuple[float, float] | NotFinite], tensors: Sequence[str], index: int
+) -> list[tuple[float, float]]:
+    """The extremes in the order of `tensors`, which is the graph's. Raises `NotFiniteActivation` for the first fault:
+    those after it follow from it."""
+    extremes = []
+    for name in tensors:
+        one = found[name]
+        if isinstance(one, NotFinite):
+            raise NotFiniteActivation(name, index, str(one)) from one
+        extremes.append(one)
+    return extremes

@@ -176,11 +176,25 @@ def test_an_activation_that_is_not_finite_names_tensor_and_sample() -> None:
     assert (caught.value.tensor, caught.value.sample) == ("l", 12)
 
 
+def test_of_several_tensors_that_are_not_finite_the_first_is_named() -> None:
+    model = graphs.parse("g (float[batch, 2] x) => (float[batch, 2] y) { l = Log(x)  m = Mul(l, l)  y = Add(m, x) }")
+    items = [{"x": np.zeros((1, 2), np.float32)}]
+    with pytest.raises(NotFiniteActivation, match="tensor 'l' on sample 0"):
+        statistics.collect(model, ["x", "l", "m", "y"], items, threads=3)
+
+
 def test_a_model_of_a_fixed_batch_is_run_as_it_is() -> None:
     model = graphs.parse("g (float[2, 3] x) => (float[2, 3] y) { y = Neg(x) }")
     items = [{"x": np.full((2, 3), value, np.float32)} for value in range(4)]
     seen = statistics.collect(model, ["y"], items, threads=1)
     assert seen.extremes["y"].tolist() == [[0, 0], [-1, -1], [-2, -2], [-3, -3]]
+
+
+def test_a_model_with_a_scalar_input_is_run_as_it_is() -> None:
+    model = graphs.parse("g (float[batch, 2] x, float s) => (float[batch, 2] y) { y = Mul(x, s) }")
+    items = [{"x": np.ones((1, 2), np.float32), "s": np.array(value, np.float32)} for value in (1, 2)]
+    seen = statistics.collect(model, ["y"], items, threads=1)
+    assert seen.extremes["y"].tolist() == [[1, 1], [2, 2]]
 
 
 def test_samples_are_taken_one_at_a_time(model: onnx.ModelProto) -> None:
