@@ -13,19 +13,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from onnxmill.flows import cli_undo
+from onnxmill.flows.terminal import STDERR, STDOUT, AsJson, Debug
 from onnxmill.tasks import spec as specs
 from onnxmill.tasks.errors import InputError, OnnxmillError, StepError, redact
 from onnxmill.tasks.loader import ROOTS_SETTING
 from onnxmill.tasks.output import output_folder
-
-STDERR = Console(stderr=True)
-STDOUT = Console(width=None if sys.stdout.isatty() else 110)  # tables in a pipe or a file keep their columns
 
 app = typer.Typer(
     name="onnxmill",
@@ -36,7 +34,7 @@ app = typer.Typer(
     and promote the best proven one in the MLflow registry.
 
     Start: `onnxmill doctor`, `onnxmill init model.py:load`, `onnxmill verify spec.yaml`,
-    `onnxmill convert spec.yaml --out out`.
+    `onnxmill convert spec.yaml --out out`. Undo: `onnxmill rollback NAME --reason …`, `hold`, `release`, `history`.
 
     Exit codes: 0 done; 1 a tool or service broke; 2 bad spec, option or input; 3 refused: no variant passed, or a
     required one did not.
@@ -47,8 +45,6 @@ app = typer.Typer(
 )
 
 SpecPath = Annotated[Path, typer.Argument(help="The spec, a YAML file.", show_default=False)]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and every library's log.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
 
 
 @app.command()
@@ -189,6 +185,10 @@ def doctor(json: AsJson = False, debug: Debug = False) -> None:
         STDOUT.print(table)
     if any(row.level == "broken" for row in rows):
         raise typer.Exit(1)
+
+
+for command in (cli_undo.rollback, cli_undo.hold, cli_undo.release, cli_undo.history):
+    app.command()(command)
 
 
 def main() -> None:

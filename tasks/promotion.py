@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from onnxmill.tasks import decide, parity, registry
+from onnxmill.tasks import audit, decide, parity, registry
+from onnxmill.tasks.audit_chain import Plan
 from onnxmill.tasks.decide import Champion, Proposal
 from onnxmill.tasks.findings import refused
 from onnxmill.tasks.registry import ALIAS
@@ -27,12 +28,14 @@ def promote(
 ) -> Decision:
     """Decide on `report`, and move the alias where the decision says so; `gates` are the variants' limits by name.
 
-    Nothing is decided on a conversion that did not pass. Raises `ServiceError` where the registry does not answer.
+    Nothing is decided on a conversion that did not pass. Raises `ServiceError` where the registry does not answer,
+    `OnnxmillError` where the model's audit record was edited.
     """
     model, target = registered_name(report.name, settings), settings.target
     live = registry.live(tracking, model)
     if report.exit_code != 0:
         return _stays(target, live.champion, Proposal("none", None, "the conversion did not pass"))
+    audit.settle(tracking, model)
     proposal = decide.decide(report, live, decide.load_policy(), settings)
     standing = proposal.standing
     if standing is None:
@@ -52,7 +55,18 @@ def promote(
     if refused(findings):
         why = f"version {version} ({name}) did not pass as loaded back: {'; '.join(map(str, findings))}"
         return _stays(target, live.champion, Proposal("none", None, why))
-    move = registry.set_champion(tracking, model, version, live.champion.version if live.champion else None)
+    before = live.champion.version if live.champion else None
+    plan = Plan(
+        model=model,
+        action="promote",
+        before=before,
+        after=version,
+        version=version,
+        digest=standing.artifact_digest,
+        source_digest=standing.source_digest,
+        why=f"{proposal.cause}: {proposal.why}",
+    )
+    move = audit.carry_out(tracking, plan, lambda: registry.set_champion(tracking, model, version, before))
     if not move.moved:
         return _stays(target, registry.live(tracking, model).champion, Proposal("none", None, move.why))
     return Decision(target=target, cause=proposal.cause, variant=name, version=version, alias=ALIAS, why=proposal.why)

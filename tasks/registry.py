@@ -4,11 +4,12 @@ What a decision needs of a version is in the version's own tags (`Standing`), so
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnxruntime
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, JsonValue, ValidationError
 
 from onnxmill.tasks import cases, isolate
 from onnxmill.tasks.artifact import CorruptStore, canonical_json
@@ -39,7 +40,7 @@ def live(tracking: Tracking, model: str) -> Live:
         registered = client.search_registered_models(f"name = '{model}'")
         if not registered:
             return Live()
-        versions = _versions(client, model)
+        versions = all_versions(client, model)
         rejected = {v.tags.get(TAG + "artifact_digest", "") for v in versions if REJECTED in v.tags}
         current = _current(client, model)
         champion = Champion(current, _standing(client.get_model_version(model, str(current)))) if current else None
@@ -99,17 +100,14 @@ def prove(
     Its files must have `digest`; ONNX Runtime's and mlflow.pyfunc's outputs must meet `gate`. The result is written
     to the tag `validation_status`. Raises `CorruptStore` where the files are not those that were logged.
     """
-    names = ("MLFLOW_", "AWS_", "AZURE_", "GOOGLE_")
-    settings = {name: value for name, value in os.environ.items() if name.startswith(names)}
-    reply = isolate.run(
+    reply = in_child(
+        tracking,
         "onnxmill.tasks.registry:load_back",
         {"home": tracking.home.parent, "model": model, "version": version, "digest": digest}
         | {"reference": reference, "gate": gate, "real_only": real_only},
         step="load back from the registry",
-        limits=child_limits(),
-        environment={**settings, "MLFLOW_TRACKING_URI": tracking.uri},
     )
-    seen = LoadedBack.model_validate(reply.value)
+    seen = LoadedBack.model_validate(reply)
     passed = not seen.faults and not refused(seen.findings)
     with tracking.service(f"tagging version {version} of '{model}'"):
         tracking.client().set_model_version_tag(model, str(version), VALIDATION, "passed" if passed else "refused")
@@ -119,6 +117,14 @@ def prove(
             f"No alias was moved. Delete that version in MLflow and run the same command again"
         )
     return seen.findings
+
+
+def in_child(tracking: Tracking, function: str, arguments: Mapping[str, object], *, step: str) -> JsonValue:
+    """What `function` ("module:name") gives in a fresh process that may talk to the same MLflow."""
+    names = ("MLFLOW_", "AWS_", "AZURE_", "GOOGLE_")
+    settings = {name: value for name, value in os.environ.items() if name.startswith(names)}
+    environment = {**settings, "MLFLOW_TRACKING_URI": tracking.uri}
+    return isolate.run(function, arguments, step=step, limits=child_limits(), environment=environment).value
 
 
 def load_back(
@@ -163,13 +169,16 @@ def set_champion(tracking: Tracking, model: str, version: int, expected: int | N
     decision saw; read it back. An alias that someone else moved is left, and reported. Call `prove` just before."""
     with tracking.lock(), tracking.service(f"moving the alias '{ALIAS}' of '{model}'"):
         client = tracking.client()
-        status = client.get_model_version(model, str(version)).tags.get(VALIDATION)
+        tags = client.get_model_version(model, str(version)).tags
+        status = tags.get(VALIDATION)
         if status != "passed":
             raise OnnxmillError(
                 f"version {version} of '{model}': {VALIDATION} is {status}, must be passed: prove it first"
             )
         if HELD in client.get_registered_model(model).tags:  # since the decision
             return Move(False, expected, expected, f"'{model}' is held: nothing moves")
+        if REJECTED in tags:
+            return Move(False, expected, expected, f"version {version} was rejected: {tags[REJECTED]}")
         before = _current(client, model)
         if before != expected:
             return Move(False, before, before, _taken(before, expected))
@@ -202,7 +211,7 @@ def _standing(version: ModelVersion) -> Standing | None:
         return None  # not one of ours: the decision says so
 
 
-def _versions(client: MlflowClient, model: str) -> list[ModelVersion]:
+def all_versions(client: MlflowClient, model: str) -> list[ModelVersion]:
     """All versions, the oldest first."""
     found: list[ModelVersion] = []
     token: str | None = None
@@ -215,7 +224,7 @@ def _versions(client: MlflowClient, model: str) -> list[ModelVersion]:
 
 
 def _same_digest(client: MlflowClient, model: str, standing: Standing) -> list[ModelVersion]:
-    return [v for v in _versions(client, model) if v.tags.get(TAG + "artifact_digest") == standing.artifact_digest]
+    return [v for v in all_versions(client, model) if v.tags.get(TAG + "artifact_digest") == standing.artifact_digest]
 
 
 def _compare(how: str, references: list[Arrays], outputs: list[Arrays], gate: Gate) -> list[Finding]:

@@ -211,7 +211,7 @@ def log(
     listings = {row.name: listing(models[row.name], row) for row in report.variants if row.name in models}
     with tracking.lock(), tracking.service(f"logging '{report.name}'"):
         client = tracking.client()
-        session = _Session(tracking, client, _experiment(client, tracking, report.name), key, on_progress)
+        session = _Session(tracking, client, experiment(client, tracking, report.name), key, on_progress)
         on_progress("conversion: run")
         parent = session.run("", report.name, {"mlflow.note.content": report.sentence})
         run_ids, model_ids = {}, {}
@@ -376,19 +376,19 @@ def _one(find: Callable[[], list[T]], create: Callable[[], object], delete: Call
     return found[0]
 
 
-def _experiment(client: MlflowClient, tracking: Tracking, name: str) -> str:
+def experiment(client: MlflowClient, tracking: Tracking, name: str) -> str:
     full = f"onnxmill/{name}"
-    experiment = client.get_experiment_by_name(full)
-    if experiment:
-        return str(experiment.experiment_id)
+    found = client.get_experiment_by_name(full)
+    if found:
+        return str(found.experiment_id)
     location = (tracking.artifacts / name).as_uri() if tracking.artifacts else None
     try:
         return str(client.create_experiment(full, location))
     except MlflowException as error:
-        experiment = client.get_experiment_by_name(full)  # another machine was first, or the answer was lost
-        if experiment is None:
+        found = client.get_experiment_by_name(full)  # another machine was first, or the answer was lost
+        if found is None:
             raise error
-        return str(experiment.experiment_id)
+        return str(found.experiment_id)
 
 
 # --- models ----------------------------------------------------------------------------------------------------------

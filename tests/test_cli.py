@@ -11,10 +11,12 @@ import yaml
 
 from onnxmill.tasks.artifact import Store
 from onnxmill.tasks.calibration_report import CalibrationReport
+from onnxmill.tasks.track import connect
 from tests import bad_input, calibrating
 from tests.bad_input import Fault
 from tests.flow.command import Ended, invoke, run
 from tests.planted import write_tiny
+from tests.registering import World
 
 pytestmark = pytest.mark.integration
 
@@ -222,6 +224,60 @@ def test_calibrate_needs_samples(tmp_path: Path) -> None:
     check_refused(ended, "data.calibration", ["is not in the spec", "give a callable or a path"], tmp_path / "home")
 
 
+def test_hold_release_and_history(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    world = World(connect(None, home), home)
+    world.version("m-onnx", 2.0)
+    assert world.move("m-onnx", 1, None).moved
+    held = invoke("hold", "m-onnx", "--reason", "incident 7", home=home)
+    assert (held.code, held.out) == (0, "m-onnx is held\nnext, to lift it: onnxmill release m-onnx --reason …\n")
+    check_refused(invoke("rollback", "m-onnx", "--reason", "x", home=home), "NAME", ["is held", "release"], home)
+    assert invoke("release", "m-onnx", "--reason", "over", home=home).out == "m-onnx is no longer held\n"
+    table = invoke("history", home=home)
+    rows = [line.split() for line in table.out.splitlines()]
+    assert rows[0] == ["when", "model", "action", "version", "from", "to", "who", "why"]
+    assert [row[3] for row in rows[1:]] == ["promote", "hold", "release"]
+    assert (table.code, rows[2][-2:]) == (0, ["incident", "7"])
+    lines = invoke("history", "m-onnx", "--csv", home=home).out.splitlines()
+    assert lines[0] == "when,model,action,version,from,to,done,who,why,artifact,source,sha256"
+    assert [line.split(",")[2:7] for line in lines[1:]] == [
+        ["promote", "1", "", "1", "True"], ["hold", "", "1", "1", "True"], ["release", "", "1", "1", "True"],
+    ]  # fmt: skip
+    found = yaml.safe_load(invoke("history", "--json", home=home).out)
+    assert ([row["why"] for row in found["rows"]], found["faults"]) == (["made up", "incident 7", "over"], {})
+    at = [
+        invoke("history", "--at", date, "--csv", home=home).out.splitlines()[1] for date in ("2020-01-31", "2999-01-01")
+    ]
+    assert at[0] == "m-onnx,2020-01-31T23:59:59.999999+00:00,,,"
+    assert at[1].startswith("m-onnx,2999-01-01T23:59:59.999999+00:00,1,")
+    client = world.tracking.client()
+    runs = client.search_runs([client.get_experiment_by_name("onnxmill/audit").experiment_id])  # type: ignore[union-attr]  # it is there
+    client.delete_run(runs[0].info.run_id)
+    broken = invoke("history", home=home)
+    assert broken.code == 1
+    assert "broken: m-onnx: record" in broken.err
+    assert len(broken.out.splitlines()) == 4  # and all that is there
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "words"),
+    [
+        (("rollback", "--reason", "x"), "NAME", ["or --promoted-since must be given"]),
+        (("rollback", "m", "--promoted-since", "2026-01-01", "--reason", "x"), "NAME", ["'m'", "not both"]),
+        (("rollback", "--promoted-since", "2026-01-01", "--to", "1", "--reason", "x"), "--to", ["one NAME"]),
+        (("rollback", "--promoted-since", "soon", "--reason", "x"), "--promoted-since", ["'soon'", "2026-01-31"]),
+        (("rollback", "m", "--reason", " "), "--reason", ["one line"]),
+        (("rollback", "m", "--reason", "x"), "NAME", ["'m'", "no registered model", "nothing is registered yet"]),
+        (("history", "--csv", "--json"), "--csv", ["exclude each other"]),
+        (("history", "--at", "soon"), "--at", ["'soon'", "2026-01-31"]),
+        (("history", "m"), "NAME", ["'m'", "no registered model"]),
+    ],
+)
+def test_wrong_use_of_undo(arguments: tuple[str, ...], key: str, words: list[str], tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    check_refused(invoke(*arguments, home=home), key, words, home)
+
+
 def test_init_writes_a_spec_that_verify_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     model = onnx.parser.parse_model("""
@@ -257,6 +313,10 @@ OPTIONS = {
     "verify": ["SPEC", "--json", "--debug"],
     "init": ["MODEL", "--out", "--force", "--debug"],
     "doctor": ["--json", "--debug"],
+    "rollback": ["NAME", "--reason", "--to", "--promoted-since", "--yes", "--debug"],
+    "hold": ["NAME", "--reason", "--debug"],
+    "release": ["NAME", "--reason", "--version", "--debug"],
+    "history": ["NAME", "--at", "--csv", "--json", "--debug"],
 }
 
 
@@ -265,7 +325,9 @@ def test_help_lists_every_option(command: str, tmp_path: Path) -> None:
     ended = invoke(command, "--help", home=tmp_path)
     shown = ended.out
     assert ended.code == 0
-    assert set(re.findall(r"--[a-z]+", shown)) == {o for o in OPTIONS[command] if o.startswith("--")} | {"--help"}
+    assert set(re.findall(r"--[a-z]+(?:-[a-z]+)*", shown)) == {o for o in OPTIONS[command] if o.startswith("--")} | {
+        "--help"
+    }
     assert OPTIONS[command][0].lower() in shown.lower()
 
 

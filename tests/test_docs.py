@@ -40,7 +40,7 @@ def test_findings_page_has_a_row_for_every_code(generate: ModuleType) -> None:
 
 def test_cli_page_has_every_command_and_its_options(generate: ModuleType) -> None:
     page = generate.cli_page()
-    for command in ("calibrate", "convert", "doctor", "init", "verify"):
+    for command in ("calibrate", "convert", "doctor", "history", "hold", "init", "release", "rollback", "verify"):
         assert f"## onnxmill {command}" in page
     assert "| `SPEC` | required | The spec, a YAML file. |" in page
     assert "| `--out` | `spec.yaml` | The spec to write. |" in page

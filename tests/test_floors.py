@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 GROUND = {f"onnxmill.tasks.{name}" for name in ("errors", "findings", "runtimes", "spec", "artifact")}
 ROOMS = {  # a module, with those whose names it begins: torch, torch_call
     "prefect": ["onnxmill.flows"],
-    "mlflow": ["onnxmill.tasks.track", "onnxmill.tasks.registry"],
+    "mlflow": ["onnxmill.tasks.track", "onnxmill.tasks.registry", "onnxmill.tasks.audit"],
     "numba": ["onnxmill.calibration"],
     **{
         library: [f"onnxmill.tasks.{folder}.{framework}" for folder in ("export", "targets")]

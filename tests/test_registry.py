@@ -3,69 +3,17 @@
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from onnxmill.tasks.artifact import CorruptStore, Store
-from onnxmill.tasks.decide import Live, Policy, Standing, decide
+from onnxmill.tasks.artifact import CorruptStore
+from onnxmill.tasks.decide import Live
 from onnxmill.tasks.errors import OnnxmillError, ServiceError
-from onnxmill.tasks.registry import ALIAS, live, prove, register, set_champion
-from onnxmill.tasks.spec import Gate, Promote
-from onnxmill.tasks.track import Tracking, connect, log
-from tests import conversions
-
-GATE = Gate(max_rel=1e-4)
-
-
-@dataclass(frozen=True)
-class Made:
-    """A logged and registered model."""
-
-    standing: Standing
-    run_id: str
-    model_id: str
-    reference: Path
-
-
-@dataclass(frozen=True)
-class World:
-    tracking: Tracking
-    folder: Path
-
-    def make(self, name: str, scale: float, external: bool = False) -> Made:
-        artifact, path = conversions.publish(Store(self.folder / "store"), conversions.model(scale, external))
-        row = conversions.variant("fp32", digest=artifact.digest, size_bytes=artifact.size_bytes)
-        report = conversions.report(name, row)
-        key = f"{name}-{artifact.digest[:8]}"
-        logged = log(self.tracking, report, conversions.spec(name), key=key, models={"fp32": path}, files={})
-        policy = Policy(min_speedup=1.02, max_metric_regression=0.005, max_slowdown=0.1)
-        standing = decide(report, Live(), policy, Promote()).standing
-        assert standing
-        reference = conversions.reference(self.folder / "reference" / artifact.digest, path / "model.onnx")
-        return Made(standing, logged.run_ids["fp32"], logged.model_ids["fp32"], reference)
-
-    def register(self, model: str, made: Made) -> int:
-        return register(self.tracking, model, made.standing, made.run_id, made.model_id)
-
-    def prove(self, model: str, version: int, made: Made, reference: Path | None = None) -> list[str]:
-        digest = made.standing.artifact_digest
-        found = prove(
-            self.tracking,
-            model,
-            version,
-            digest=digest,
-            reference=reference or made.reference,
-            gate=GATE,
-            real_only=False,
-        )
-        return [f"{f.code} {f.where}" for f in found]
-
-    def alias(self, model: str) -> int | None:
-        champion = live(self.tracking, model).champion
-        return champion.version if champion else None
+from onnxmill.tasks.registry import ALIAS, live, register, set_champion
+from onnxmill.tasks.track import connect
+from tests.registering import World
 
 
 @pytest.fixture(scope="module")

@@ -102,7 +102,7 @@ def test_prefect_shows_what_happened(converted: Converted, tmp_path: Path) -> No
         of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[seen.id]))
         (artifact,) = client.read_artifacts(artifact_filter=of_run)
     assert {name: state for name, state in states.items() if name not in ("log", "promote")} == dict.fromkeys(
-        ["samples", "reference", "export", "opset", "simplify", "score source"]
+        ["samples", "reference", "export", "opset", "simplify", "score source", "calibrate"]
         + [f"{step} {variant}" for step in ("quantize", "assess") for variant in ("fp32", "int8-static")]
         + [f"benchmark {variant} on cpu" for variant in ("fp32", "int8-static")],
         "Cached",
@@ -111,6 +111,19 @@ def test_prefect_shows_what_happened(converted: Converted, tmp_path: Path) -> No
     assert (artifact.key, artifact.type) == ("convert-tiny", "table")
     assert artifact.description == report.sentence
     assert "int8-static" in str(artifact.data)
+
+
+def test_killed_calibration_fails_its_variants_alone(prefect_api: str, tmp_path: Path) -> None:
+    world, spec = World(tmp_path / "home", prefect_api), write_tiny(tmp_path / "spec")
+    with killer(world.home / "logs", "calibrate-") as killed:
+        ended = world.convert(spec, "--out", tmp_path / "out", "--json")
+    assert len(killed) == 1
+    assert ended.code == 0, ended.err  # nothing requires it
+    report = Report.model_validate_json(ended.out)
+    assert {row.name: row.status for row in report.variants} == {"fp32": "passed", "int8-static": "failed"}
+    (found,) = next(row.findings for row in report.variants if row.name == "int8-static")
+    assert (found.code, found.where) == ("RUN001", "step calibrate")
+    assert "SIGKILL" in found.message
 
 
 def test_killed_variant_fails_alone(prefect_api: str, converted: Converted, tmp_path: Path) -> None:
