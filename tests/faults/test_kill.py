@@ -62,7 +62,11 @@ def test_kill_at_each_step(prefect_server: str, undisturbed: Report, tmp_path: P
     assert Store(store).check() == []
     assert list((store / "tmp").iterdir()) == []
     assert left_after(home, 5) == []
-    assert counts(home, "select count(*) from runs where lifecycle_stage = 'active'") == 3
+    ours = "select count(*) from runs join tags using (run_uuid) where lifecycle_stage = 'active' and tags.key ="
+    assert counts(home, f"{ours} 'onnxmill.kind'") == 3
+    records = f"{ours} 'onnxmill.audit.record' and tags.value like"
+    assert counts(home, f'{records} \'%"stage":"intent"%\'') == counts(home, f'{records} \'%"stage":"outcome"%\'')
+    assert counts(home, f'{records} \'%"stage":"outcome"%\' and tags.value like \'%"done":true%\'') == 1
     assert counts(home, "select count(*) from logged_models where lifecycle_stage = 'active'") == 2
     assert counts(home, "select count(*) from model_versions") == 1
     assert counts(home, "select count(*) from registered_model_aliases where alias = 'champion' and version = 1") == 1
