@@ -4,12 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log1p
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from onnxmill.calibration.methods import METHODS, Method
-from onnxmill.tasks import units
+from onnxmill.tasks import page, units
 from onnxmill.tasks.calibration_report import OUTLIER, STRONG, Bars, CalibrationReport, TensorRow, next_step
-from onnxmill.tasks.report_html import ticks
 
 HEIGHT = 100
 """Of a picture, in the units of its SVG; its width is that of the range in the figure's place, 0 to `WIDTH`."""
@@ -40,17 +37,11 @@ class Picture:
 
 def html(report: CalibrationReport) -> str:
     """The page. What the report's texts hold is escaped; the same report gives the same bytes."""
-    environment = Environment(
-        loader=PackageLoader("onnxmill.tasks", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(number=units.number, share=share, mark=mark, ticks=ticks)
+    templates = page.environment()
+    templates.filters.update(share=share, mark=mark)
     places = {row.name: index for index, row in enumerate(report.tensors, start=1)}
     advice, command = next_step(report)
-    return environment.get_template("calibration.html").render(
+    return templates.get_template("calibration.html").render(
         report=report,
         methods=METHODS,
         rows=[(places[row.name], row, picture(row, report.chosen)) for row in report.worst_first],

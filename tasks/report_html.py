@@ -2,10 +2,7 @@
 
 import base64
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
-
-from onnxmill.tasks import units
+from onnxmill.tasks import page, units
 from onnxmill.tasks.parity import SQNR_EXACT_DB
 from onnxmill.tasks.plots import Plot, plots
 from onnxmill.tasks.report import Report
@@ -16,22 +13,9 @@ VERDICTS = {0: "passed", 1: "failed", 3: "refused"}
 
 def html(report: Report) -> str:
     """The page. What the report's texts hold is escaped; the same report gives the same bytes."""
-    environment = Environment(
-        loader=PackageLoader("onnxmill.tasks", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
-        ms=units.milliseconds,
-        seconds=units.seconds,
-        number=units.number,
-        db=_decibels,
-        ticks=ticks,
-        data_uri=_data_uri,
-    )
-    return environment.get_template("report.html").render(
+    templates = page.environment()
+    templates.filters.update(ms=units.milliseconds, seconds=units.seconds, db=_decibels, data_uri=_data_uri)
+    return templates.get_template("report.html").render(
         report=report,
         verdict=VERDICTS[report.exit_code],
         rows=rows(report),
@@ -42,14 +26,6 @@ def html(report: Report) -> str:
         plots=plots(report),
         spent_s=sum(step.seconds for step in report.steps),
     )
-
-
-def ticks(text: str) -> Markup:
-    """Escaped text, with what stands between backticks as code."""
-    parts = [escape(part) for part in text.split("`")]
-    if len(parts) % 2 == 0:  # a backtick without its partner: show the text as it is
-        return escape(text)
-    return Markup("").join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
 
 
 def _decibels(value: float | None) -> str:

@@ -113,31 +113,29 @@ def test_prefect_shows_what_happened(converted: Converted, tmp_path: Path) -> No
     assert "int8-static" in str(artifact.data)
 
 
-def test_killed_calibration_fails_its_variants_alone(prefect_api: str, tmp_path: Path) -> None:
-    world, spec = World(tmp_path / "home", prefect_api), write_tiny(tmp_path / "spec")
-    with killer(world.home / "logs", "calibrate-") as killed:
-        ended = world.convert(spec, "--out", tmp_path / "out", "--json")
+def convert_killing(world: World, spec: Path, out: Path, step: str) -> Report:
+    """The report of a conversion whose `step` of int8-static was killed: that variant failed, and it alone."""
+    with killer(world.home / "logs", f"{step}-") as killed:
+        ended = world.convert(spec, "--out", out, "--json")
     assert len(killed) == 1
     assert ended.code == 0, ended.err  # nothing requires it
     report = Report.model_validate_json(ended.out)
     assert {row.name: row.status for row in report.variants} == {"fp32": "passed", "int8-static": "failed"}
     (found,) = next(row.findings for row in report.variants if row.name == "int8-static")
-    assert (found.code, found.where) == ("RUN001", "step calibrate")
+    assert (found.code, found.where) == ("RUN001", f"step {step}")
     assert "SIGKILL" in found.message
+    return report
+
+
+def test_killed_calibration_fails_its_variants_alone(prefect_api: str, tmp_path: Path) -> None:
+    world, spec = World(tmp_path / "home", prefect_api), write_tiny(tmp_path / "spec")
+    convert_killing(world, spec, tmp_path / "out", "calibrate")
 
 
 def test_killed_variant_fails_alone(prefect_api: str, converted: Converted, tmp_path: Path) -> None:
     """And the same command then finishes it: from an empty home, in another folder, the digests are the same."""
     world, spec = World(tmp_path / "home", prefect_api), write_tiny(tmp_path / "spec")
-    with killer(world.home / "logs", "quantize-int8-static-") as killed:
-        ended = world.convert(spec, "--out", tmp_path / "out", "--json")
-    assert len(killed) == 1
-    assert ended.code == 0, ended.err  # nothing requires it
-    report = Report.model_validate_json(ended.out)
-    assert {row.name: row.status for row in report.variants} == {"fp32": "passed", "int8-static": "failed"}
-    (found,) = next(row.findings for row in report.variants if row.name == "int8-static")
-    assert (found.code, found.where) == ("RUN001", "step quantize-int8-static")
-    assert "SIGKILL" in found.message
+    report = convert_killing(world, spec, tmp_path / "out", "quantize-int8-static")
     assert "failed: int8-static" in report.sentence
     assert Store(world.home / "store").check() == []
 
